@@ -1,0 +1,39 @@
+# `make demo` and `make test` need nothing but Python 3.11+ and make; both begin with `make setup`.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+# Touched when the environment is complete, so that a second run is quick.
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test lint benchmark clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup: $(READY) ## Create .venv and install the package with pinned constraints
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "svoo needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Set PYTHON=..." >&2; exit 2; }
+	@echo "Setting up $(VENV) (about a minute the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup ## Run the main job and show the result
+	@$(RUN) -m svoo demo --out out/demo
+
+test: setup lint ## Lint, type-check and test
+	@$(RUN) -m pytest
+
+lint: setup
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+
+benchmark: setup ## Time attention and clustering against dense (keep the machine idle)
+	@$(RUN) benchmarks/attention.py --out out/benchmarks
+	@$(RUN) benchmarks/clustering.py --out out/benchmarks
+
+clean: ## Remove the environment and everything generated
+	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,247 @@
+"""Block-sparse attention against dense SDPA and compiled flex_attention, on the CPU.
+
+    python benchmarks/attention.py --out out/benchmarks            # 4k-32k tokens, density .1-.5,
+    about 10 minutes python benchmarks/attention.py --tokens 8192 --density 0.2     # one point
+
+`of ideal` is dense seconds x density / sparse seconds: 1 means that only the kept pairs cost
+anything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from harness import extra_memory, gate, interleave, plot_growth, save
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from svoo import BlockPlan, SVOOConfig, required_density, run_plan, sparse_attention
+from svoo.checks import seeded
+from svoo.clustering import default_clusters
+from svoo.synthetic import clustered_tokens
+
+HEAD_SIZE = 64
+FLEX_BLOCK = 128
+
+
+def even_plan(
+    tokens: int, query_blocks: int, key_blocks: int, density: float, *, compensate: bool
+) -> BlockPlan:
+    """Return a random plan of about equal blocks in a random token order, as clusters would be."""
+    generator = seeded(1)
+    keep = torch.zeros(1, 1, query_blocks, key_blocks, dtype=torch.bool)
+    kept = max(1, round(density * key_blocks))
+    for row in keep[0, 0]:
+        row[torch.randperm(key_blocks, generator=generator)[:kept]] = True
+
+    def labels(blocks: int) -> Tensor:
+        shuffled = torch.randperm(tokens, generator=generator)
+        return (shuffled * blocks // tokens).view(1, 1, tokens)
+
+    marked = torch.ones(1, 1, key_blocks, dtype=torch.bool) if compensate else None
+    return BlockPlan.from_labels(labels(query_blocks), labels(key_blocks), keep, marked)
+
+
+def flex_mask(keep: Tensor, tokens: int) -> BlockMask:
+    """Return the flex_attention mask of fixed 128-token blocks for keep `[1, 1, Cq, Ck]`."""
+    counts = keep.sum(dim=-1).int()
+    places = keep.int().argsort(dim=-1, descending=True, stable=True).int()
+    empty = torch.zeros_like(counts)
+    return BlockMask.from_kv_blocks(
+        empty,
+        torch.zeros_like(places),
+        counts,
+        places,
+        BLOCK_SIZE=FLEX_BLOCK,
+        seq_lengths=(tokens, tokens),
+    )
+
+
+def compare_backends(
+    tokens: int, density: float, query_blocks: int, repeats: int
+) -> dict[str, Any]:
+    """Time one head, dense and sparse, after checking that the sparse output is right."""
+    query, key, value = (
+        torch.randn(1, 1, tokens, HEAD_SIZE, generator=seeded(i)) for i in range(3)
+    )
+    key_blocks = max(32, default_clusters(tokens)[1])
+    plain = even_plan(tokens, query_blocks, key_blocks, density, compensate=False)
+    compensated = even_plan(tokens, query_blocks, key_blocks, density, compensate=True)
+    small = 2048  # the gate: the same code at a size that the reference can hold
+    for compensate in (False, True):
+        plan = even_plan(small, 8, 32, density, compensate=compensate)
+        part = query[:, :, :small], key[:, :, :small], value[:, :, :small]
+        exact = run_plan(*part, plan, backend="reference")
+        gate(f"blocked at {small} tokens", run_plan(*part, plan, backend="blocked"), exact, 2e-5)
+    row = interleave(
+        {
+            "dense": lambda: scaled_dot_product_attention(query, key, value),
+            "blocked": lambda: run_plan(query, key, value, plain, backend="blocked"),
+            "compensated": lambda: run_plan(query, key, value, compensated, backend="blocked"),
+        },
+        repeats,
+    )
+    real = float(plain.density().mean())
+    return {
+        "tokens": tokens,
+        "density": real,
+        "query_blocks": query_blocks,
+        "key_blocks": key_blocks,
+        **{f"{name}_seconds": seconds for name, seconds in row.items()},
+        "of_ideal": row["dense"] * real / row["blocked"],
+        "of_ideal_compensated": row["dense"] * real / row["compensated"],
+    }
+
+
+def compare_flex(tokens: int, density: float, repeats: int) -> dict[str, Any]:
+    """Time blocked against compiled flex_attention on the same fixed 128-token blocks, in "
+    "token order."""
+    query, key, value = (
+        torch.randn(1, 1, tokens, HEAD_SIZE, generator=seeded(i)) for i in range(3)
+    )
+    blocks = tokens // FLEX_BLOCK
+    keep = even_plan(tokens, blocks, blocks, density, compensate=False).keep
+    sizes = torch.full((1, 1, blocks), FLEX_BLOCK)
+    plan = BlockPlan(None, None, sizes, sizes, keep)
+    mask = flex_mask(keep, tokens)
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def flex() -> Tensor:
+        with torch.no_grad():
+            output = compiled(query, key, value, block_mask=mask)
+        assert isinstance(output, Tensor)
+        return output
+
+    gate("flex_attention", flex(), run_plan(query, key, value, plan), 2e-5)
+    row = interleave({"flex": flex, "blocked": lambda: run_plan(query, key, value, plan)}, repeats)
+    return {
+        "tokens": tokens,
+        "density": float(plan.density().mean()),
+        **{f"{name}_seconds": seconds for name, seconds in row.items()},
+        "flex_over_blocked": row["flex"] / row["blocked"],
+    }
+
+
+def whole_method(tokens: int, repeats: int) -> dict[str, Any]:
+    """Time the whole method (clustering, selection, attention) on clustered tokens against "
+    "dense attention."""
+    query, key, value = clustered_tokens(1, 1, tokens, HEAD_SIZE, generator=seeded(0))
+    budgets = required_density(query, key, rows=128).value
+    config = SVOOConfig()
+    dense = scaled_dot_product_attention(query, key, value)
+    sparse = sparse_attention(query, key, value, config, budgets=budgets)
+    error = float((sparse - dense).norm() / dense.norm())
+    gate("the whole method's relative error", torch.tensor(error), torch.tensor(0.0), 0.1)
+    row = interleave(
+        {
+            "dense": lambda: scaled_dot_product_attention(query, key, value),
+            "svoo": lambda: sparse_attention(
+                query, key, value, config, budgets=budgets, check=False
+            ),
+        },
+        repeats,
+    )
+    return {"tokens": tokens, "error": error, **{f"{n}_seconds": s for n, s in row.items()}}
+
+
+def memory(tokens: int) -> dict[str, int]:
+    """Return extra peak bytes of one dense and one sparse call, and of the buffer that gathers "
+    "keys and values."""
+
+    def tensors() -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = (
+            torch.randn(1, 1, tokens, HEAD_SIZE, generator=seeded(i)) for i in range(3)
+        )
+        return query, key, value
+
+    def dense() -> Any:  # noqa: ANN401 (a call of any result)
+        parts = tensors()
+        return lambda: scaled_dot_product_attention(*parts)
+
+    def sparse() -> Any:  # noqa: ANN401
+        parts = tensors()
+        plan = even_plan(tokens, *default_clusters(tokens), 0.2, compensate=True)
+        return lambda: run_plan(*parts, plan, backend="blocked")
+
+    def method() -> Any:  # noqa: ANN401
+        parts = tensors()
+        budgets = torch.tensor([0.2])
+        return lambda: sparse_attention(*parts, SVOOConfig(), budgets=budgets, check=False)
+
+    return {
+        "tokens": tokens,
+        "dense_bytes": extra_memory(dense),
+        "blocked_bytes": extra_memory(sparse),
+        "svoo_bytes": extra_memory(method),
+        "buffer_bytes": 2 * tokens * 2 * HEAD_SIZE * 4,
+        "all_pairs_bytes": tokens * tokens * 4,
+    }
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Where JSON and plots go.")] = Path("out/benchmarks"),
+    tokens: Annotated[list[int] | None, typer.Option(help="Token counts (repeatable).")] = None,
+    density: Annotated[list[float] | None, typer.Option(help="Densities (repeatable).")] = None,
+    repeats: Annotated[int, typer.Option(min=1)] = 7,
+    query_blocks: Annotated[int, typer.Option(min=1)] = 32,
+) -> None:
+    """Run all comparisons; keep the machine idle."""
+    console = Console()
+    peak = memory(
+        32_768
+    )  # first: it forks, and forking is for processes that have not yet used threads
+    counts = tokens or [4096, 8192, 16384, 32768]
+    densities = density or [0.1, 0.2, 0.3, 0.5]
+    rows = []
+    table = Table(title=f"one head of {HEAD_SIZE}, {query_blocks} query blocks, float32: seconds")
+    for name in ("tokens", "density", "dense", "blocked", "of ideal", "compensated", "of ideal"):
+        table.add_column(name, justify="right")
+    for count in counts:
+        for wanted in densities:
+            row = compare_backends(count, wanted, query_blocks, repeats)
+            rows.append(row)
+            figures = (
+                "dense_seconds",
+                "blocked_seconds",
+                "of_ideal",
+                "compensated_seconds",
+                "of_ideal_compensated",
+            )
+            table.add_row(
+                f"{count:,}", f"{row['density']:.3f}", *(f"{row[name]:.3f}" for name in figures)
+            )
+    console.print(table)
+    flex = [compare_flex(count, wanted, repeats) for count in counts[:3] for wanted in densities]
+    table = Table(title=f"fixed blocks of {FLEX_BLOCK} in token order: seconds")
+    for name in ("tokens", "density", "flex_attention", "blocked", "flex / blocked"):
+        table.add_column(name, justify="right")
+    for row in flex:
+        names = ("density", "flex_seconds", "blocked_seconds", "flex_over_blocked")
+        table.add_row(f"{row['tokens']:,}", *(f"{row[name]:.3f}" for name in names))
+    console.print(table)
+    whole = [whole_method(count, max(3, repeats // 2)) for count in counts]
+    for row in whole:
+        speed_up = row["dense_seconds"] / row["svoo_seconds"]
+        console.print(
+            f"whole method, clustered tokens, {row['tokens']:,}: {speed_up:.2f}x, error "
+            f"{row['error']:.4f}"
+        )
+    megabytes = {name: f"{size / 2**20:.1f} MB" for name, size in peak.items() if name != "tokens"}
+    console.print("extra peak memory at 32,768 tokens:", megabytes)
+    path = save(out, "attention", rows, flex=flex, whole=whole, memory=peak)
+    curves = {
+        "dense SDPA": [(row["tokens"], row["dense_seconds"]) for row in whole],
+        "SVOO, clustering included": [(row["tokens"], row["svoo_seconds"]) for row in whole],
+    }
+    plot_growth(path.with_suffix(".png"), curves, "One head of 64, clustered tokens", "seconds")
+    console.print(f"{path} and {path.with_suffix('.png').name} written")
+
+
+if __name__ == "__main__":
+    typer.run(main)

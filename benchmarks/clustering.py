@@ -1,0 +1,144 @@
+"""Co-clustering in inner-product form against the affinity-matrix form of the paper, and k-means,
+on the CPU.
+
+python benchmarks/clustering.py --out out/benchmarks
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from harness import interleave, plot_growth, save
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.functional import normalize, scaled_dot_product_attention
+
+from svoo import co_cluster, select_blocks
+from svoo.checks import seeded
+from svoo.clustering import default_clusters, from_labels, k_means
+
+HEAD_SIZE = 128
+
+
+def affinity_form(
+    query: Tensor, key: Tensor, start: tuple[Tensor, Tensor], iterations: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Algorithm 1 with its affinity matrices, as fast as plain torch does it: (query labels, "
+    "key labels)."""
+    query_side, key_side = start
+    counts = query_side.shape[2], key_side.shape[2]
+    query_labels = key_labels = torch.zeros(0)
+    for _ in range(iterations):
+        seen = normalize(key_side @ query_side.mT, dim=-1)
+        key_labels = (normalize(key @ query_side.mT, dim=-1) @ seen.mT).max(dim=-1).indices
+        key_side = from_labels(key, key, key_labels, key_labels, (counts[1],) * 2).key.centroids
+        seen = normalize(query_side @ key_side.mT, dim=-1)
+        query_labels = (normalize(query @ key_side.mT, dim=-1) @ seen.mT).max(dim=-1).indices
+        query_side = from_labels(
+            query, query, query_labels, query_labels, (counts[0],) * 2
+        ).key.centroids
+    return query_labels, key_labels
+
+
+def check_labels(tokens: int) -> None:
+    """The gate: in float64 both forms give the same labels."""
+    query, key = (
+        torch.randn(1, 1, tokens, HEAD_SIZE, dtype=torch.float64, generator=seeded(i))
+        for i in (0, 1)
+    )
+    start = query[:, :, :256], key[:, :, :1024]
+    clusters = co_cluster(query, key, 256, 1024, iterations=1, initial=start)
+    query_labels, key_labels = affinity_form(query, key, start)
+    same = torch.equal(clusters.query.labels, query_labels) and torch.equal(
+        clusters.key.labels, key_labels
+    )
+    if not same:
+        raise SystemExit("the two forms give different labels: nothing timed")
+
+
+def compare(tokens: int, repeats: int) -> dict[str, Any]:
+    """Time one iteration with 256 / 1024 clusters, and two with clusters by token count beside "
+    "dense attention."""
+    query, key = (torch.randn(1, 1, tokens, HEAD_SIZE, generator=seeded(i)) for i in (0, 1))
+    start = query[:, :, :256], key[:, :, :1024]
+    counts = default_clusters(tokens)
+
+    def plan() -> Tensor:
+        clusters = co_cluster(query, key, *counts, check=False)
+        return select_blocks(clusters, torch.tensor([0.2]), check=False)
+
+    row = interleave(
+        {
+            "inner": lambda: co_cluster(
+                query, key, 256, 1024, iterations=1, initial=start, check=False
+            ),
+            "affinity": lambda: affinity_form(query, key, start),
+            "kmeans": lambda: k_means(
+                query, key, 256, 1024, iterations=1, initial=start, check=False
+            ),
+            "by_tokens": plan,
+            "dense": lambda: scaled_dot_product_attention(query, key, key),
+        },
+        repeats,
+    )
+    return {
+        "tokens": tokens,
+        **{f"{name}_seconds": seconds for name, seconds in row.items()},
+        "affinity_over_inner": row["affinity"] / row["inner"],
+        "by_tokens_of_dense": row["by_tokens"] / row["dense"],
+    }
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Where JSON and plots go.")] = Path("out/benchmarks"),
+    tokens: Annotated[list[int] | None, typer.Option(help="Token counts (repeatable).")] = None,
+    repeats: Annotated[int, typer.Option(min=1)] = 7,
+) -> None:
+    """Compare the forms; keep the machine idle."""
+    check_labels(4096)
+    rows = [compare(count, repeats) for count in tokens or [4096, 8192, 16384, 32768]]
+    table = Table(
+        title=f"milliseconds of one iteration, one head of {HEAD_SIZE}, 256 / 1024 clusters"
+    )
+    for name in (
+        "tokens",
+        "inner",
+        "affinity",
+        "ratio",
+        "k-means",
+        "2 iterations + selection, of dense",
+    ):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row['tokens']:,}",
+            f"{1e3 * row['inner_seconds']:.1f}",
+            f"{1e3 * row['affinity_seconds']:.1f}",
+            f"{row['affinity_over_inner']:.2f}x",
+            f"{1e3 * row['kmeans_seconds']:.1f}",
+            f"{row['by_tokens_of_dense']:.1%}",
+        )
+    console = Console()
+    console.print(table)
+    path = save(out, "clustering", rows)
+    curves = {
+        "inner-product form": [(row["tokens"], row["inner_seconds"]) for row in rows],
+        "affinity-matrix form": [(row["tokens"], row["affinity_seconds"]) for row in rows],
+        "k-means": [(row["tokens"], row["kmeans_seconds"]) for row in rows],
+        "dense attention": [(row["tokens"], row["dense_seconds"]) for row in rows],
+    }
+    plot_growth(
+        path.with_suffix(".png"),
+        curves,
+        "One iteration, 256 / 1024 clusters, head size 128",
+        "seconds",
+    )
+    console.print(f"{path} and {path.with_suffix('.png').name} written")
+
+
+if __name__ == "__main__":
+    typer.run(main)

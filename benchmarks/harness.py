@@ -1,0 +1,129 @@
+"""What the benchmarks share: interleaved timing behind a gate, peak memory, the machine, JSON and
+plots."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Call = Callable[[], object]
+
+
+def gate(name: str, got: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Stop the benchmark unless a result is right: no speed is reported for a wrong one."""
+    worst = float((got.double() - expected.double()).abs().max())
+    if not worst <= tolerance:
+        raise SystemExit(
+            f"{name} is wrong: off by {worst:.2e}, allowed {tolerance:.0e}. Nothing timed."
+        )
+
+
+def interleave(calls: Mapping[str, Call], repeats: int) -> dict[str, float]:
+    """Return the median seconds of each call, taking turns so that a noisy moment hits all of "
+    "them."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return {name: median(values) for name, values in times.items()}
+
+
+def extra_memory(prepare: Callable[[], Call]) -> int:
+    """Return the peak bytes that a call needs beyond what it was given, measured in a process "
+    "of its own (Linux)."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def child() -> None:
+        torch.set_num_threads(1)  # threads do not survive a fork
+        call = prepare()
+        before = _status("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # forget the earlier peak
+        call()
+        sender.send(_status("VmHWM") - before)
+
+    process = context.Process(target=child)
+    process.start()
+    result: int = receiver.recv()
+    process.join()
+    return result
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit(f"no {field} in /proc/self/status: peak memory needs Linux")
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on."""
+    processor = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [
+            line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
+        ]
+        processor = names[0].split(":")[1].strip() if names else processor
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        check=False,
+    ).stdout.strip()
+    return {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": commit,
+    }
+
+
+def save(out: Path, name: str, rows: list[dict[str, Any]], **more: object) -> Path:
+    """Write rows and the machine as JSON, whole or not at all."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{name}.json"
+    unfinished = path.with_suffix(".partial")
+    unfinished.write_text(
+        json.dumps({"machine": machine(), "rows": rows, **more}, indent=1) + "\n"
+    )
+    unfinished.replace(path)
+    return path
+
+
+def plot_growth(
+    path: Path, curves: Mapping[str, list[tuple[float, float]]], title: str, y_label: str
+) -> None:
+    """Draw cost against tokens, both logarithmic, one curve a name."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for name, points in curves.items():
+        axes.loglog(*zip(*points, strict=True), marker="o", label=name)
+    axes.set(title=title, xlabel="tokens", ylabel=y_label)
+    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)

@@ -1,0 +1,5 @@
+"""`python -m svoo` is the `svoo` command."""
+
+from svoo.cli import main
+
+main()

@@ -1,0 +1,52 @@
+"""Sparse attention from q, k, v: the whole method, for those who have no pipeline to plug into."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from svoo.backends import run_plan
+from svoo.checks import check_budgets, check_tokens
+from svoo.config import SVOOConfig
+from svoo.layout import VideoLayout
+from svoo.methods.svoo import LabelState, make_plan
+
+
+def sparse_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    config: SVOOConfig,
+    *,
+    budgets: Tensor | None = None,
+    layout: VideoLayout | None = None,
+    state: LabelState | None = None,
+    scale: float | None = None,
+    generator: torch.Generator | None = None,
+    check: bool = True,
+) -> Tensor:
+    """Attend from query `[B, H, N, D]` to key, value `[B, H, M, D]`, computing only the blocks
+    that matter.
+
+    `budgets` (`[H]` or `[B, H]`) are kept fractions from a profile; None lets mass alone decide.
+    `layout` says where text and padding are. `state` carries labels to later calls of the same
+    layer: set `state.step` before each. `check=False` skips the checks that wait for the device.
+    """
+    check_tokens(query, key, value, finite=check)
+    if layout is not None:
+        layout.check(query.shape[2])
+        layout.check(key.shape[2])
+    if budgets is not None:
+        check_budgets(budgets, *query.shape[:2], values=check)
+        budgets = budgets.clamp(*config.budget_range)
+    plan = make_plan(
+        query,
+        key,
+        config,
+        budgets=budgets,
+        layout=layout,
+        state=state,
+        scale=scale,
+        generator=generator,
+    )
+    return run_plan(query, key, value, plan, backend=config.backend, scale=scale)

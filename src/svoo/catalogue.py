@@ -1,0 +1,155 @@
+"""The models that have presets: everything special about one is a row of data here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from svoo.errors import ModelError
+
+
+@dataclass(frozen=True)
+class ReleaseNumbers:
+    """Settings of the authors' released script for a model, where they differ from the paper's."""
+
+    mass: float
+    dense_steps: int
+    dense_layers: int
+    budget_range: tuple[float, float]
+    recluster_every: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model: how to find it, its sizes, and the numbers that its sampler runs with."""
+
+    name: str
+    hub_id: str
+    pipeline: str
+    layers: int
+    heads: int
+    head_dim: int
+    steps: int
+    frames: int
+    height: int
+    width: int
+    guidance: tuple[float, ...]
+    flow_shift: float
+    warm_up: float  # fraction of the steps that stay dense, in the paper
+    boundary: float | None = None  # noise level where the second expert takes over
+    release: ReleaseNumbers | None = None
+    call_defaults: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def stages(self) -> int:
+        """Number of experts that take turns."""
+        return 1 if self.boundary is None else 2
+
+
+def _wan(name: str, hub_id: str, release: ReleaseNumbers, **facts: object) -> Model:
+    sizes: dict[str, object] = {
+        "layers": 40,
+        "heads": 40,
+        "steps": 40,
+        "frames": 81,
+        "guidance": (5.0,),
+        "pipeline": "WanImageToVideoPipeline" if "i2v" in name else "WanPipeline",
+    }
+    return Model(
+        name,
+        f"Wan-AI/{hub_id}-Diffusers",
+        head_dim=128,
+        height=720,
+        width=1280,
+        flow_shift=5.0,
+        warm_up=0.2,
+        release=release,
+        **(sizes | facts),  # type: ignore[arg-type]  # the rows below give each field its type
+    )
+
+
+def _hunyuan(name: str, hub_id: str, pipeline: str, guidance: float) -> Model:
+    return Model(
+        name,
+        f"hunyuanvideo-community/{hub_id}",
+        pipeline,
+        layers=60,
+        heads=24,
+        head_dim=128,
+        steps=50,
+        frames=129,
+        height=720,
+        width=1280,
+        guidance=(guidance,),
+        flow_shift=7.0,
+        warm_up=0.1,
+        release=ReleaseNumbers(0.88, 5, 1, (0.05, 0.10), 50),
+    )
+
+
+_MODELS = (
+    Model(
+        "mini",
+        "svoo/mini",
+        "WanPipeline",
+        layers=6,
+        heads=4,
+        head_dim=32,
+        steps=20,
+        frames=49,
+        height=144,
+        width=256,
+        guidance=(3.0,),
+        flow_shift=3.0,
+        warm_up=0.2,
+        call_defaults={"max_sequence_length": 32},
+    ),
+    _wan(
+        "wan2.1-t2v-1.3b",
+        "Wan2.1-T2V-1.3B",
+        ReleaseNumbers(0.90, 10, 0, (0.15, 0.20), 20),
+        layers=30,
+        heads=12,
+        steps=50,
+    ),
+    _wan(
+        "wan2.1-t2v-14b",
+        "Wan2.1-T2V-14B",
+        ReleaseNumbers(0.90, 10, 1, (0.15, 0.20), 40),
+        steps=50,
+    ),
+    _wan(
+        "wan2.1-i2v-14b",
+        "Wan2.1-I2V-14B-720P",
+        ReleaseNumbers(0.90, 8, 1, (0.10, 0.15), 20),
+    ),
+    _wan(
+        "wan2.2-t2v-a14b",
+        "Wan2.2-T2V-A14B",
+        ReleaseNumbers(0.90, 8, 1, (0.20, 0.22), 40),
+        guidance=(5.0, 3.0),
+        boundary=0.875,
+    ),
+    _wan(
+        "wan2.2-i2v-a14b",
+        "Wan2.2-I2V-A14B",
+        ReleaseNumbers(0.90, 8, 1, (0.20, 0.25), 40),
+        guidance=(3.5, 3.0),
+        boundary=0.9,
+    ),
+    _hunyuan("hunyuanvideo-t2v", "HunyuanVideo", "HunyuanVideoPipeline", 6.0),
+    _hunyuan("hunyuanvideo-i2v", "HunyuanVideo-I2V", "HunyuanVideoImageToVideoPipeline", 6.0),
+)
+
+
+def models() -> tuple[Model, ...]:
+    """Return every model of the catalogue."""
+    return _MODELS
+
+
+def find_model(name: str) -> Model:
+    """Return the model with a short name or hub id; refuse others with the list of names."""
+    for model in _MODELS:
+        if name in (model.name, model.hub_id):
+            return model
+    known = ", ".join(model.name for model in _MODELS)
+    raise ModelError(f"no model called {name!r} in the catalogue; it has {known}")

@@ -1,0 +1,117 @@
+"""Settings of the method: frozen, checked when made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from svoo.catalogue import find_model
+from svoo.errors import ConfigError
+
+BudgetUnit = Literal["tokens", "clusters", "whole clusters"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SVOOConfig:
+    """How sparse, how often reclustered, what stays dense.
+
+    `mass` is the probability that kept blocks must cover (tau); heads whose budget is above
+    `theta` keep the smaller of what mass and budget ask for, the others the larger. `dense_steps`
+    counts steps (int) or is a fraction of them (float); `dense_layers` are the first layers.
+    Labels are remade when they are `recluster_every` steps old. A `clusters` count of None follows
+    the number of tokens (256 / 1024 at 75,600). `budget_unit` says what a budget is a fraction of:
+    key tokens; key clusters, rounded up (the paper); key clusters, rounded down (the authors'
+    release); `budget_range` clips budgets before use.
+    """
+
+    mass: float = 0.9
+    theta: float = 0.1
+    dense_steps: int | float = 0.2
+    dense_layers: int = 1
+    recluster_every: int = 1
+    query_clusters: int | None = None
+    key_clusters: int | None = None
+    iterations: int = 2
+    clustering: Literal["co", "kmeans"] = "co"
+    share_branches: bool = True
+    compensate: bool = True
+    backend: str = "auto"
+    seed: int = 0
+    measure_recall: bool = False
+    budget_unit: BudgetUnit = "tokens"
+    budget_range: tuple[float, float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, by name."""
+        _require("mass", self.mass, "a number in (0, 1]", 0 < self.mass <= 1)
+        _require("theta", self.theta, "a number in [0, 1]", 0 <= self.theta <= 1)
+        if isinstance(self.dense_steps, float):
+            expected = "a fraction in [0, 1] (a float) or a count (an int)"
+            _require("dense_steps", self.dense_steps, expected, 0 <= self.dense_steps <= 1)
+        else:
+            _require_count("dense_steps", self.dense_steps, 0)
+        _require_count("dense_layers", self.dense_layers, 0)
+        _require_count("recluster_every", self.recluster_every, 1)
+        _require_count("iterations", self.iterations, 1)
+        for name, count in (("query", self.query_clusters), ("key", self.key_clusters)):
+            if count is not None:
+                _require_count(f"{name}_clusters", count, 1)
+        _require_choice("clustering", self.clustering, ("co", "kmeans"))
+        _require_choice("budget_unit", self.budget_unit, ("tokens", "clusters", "whole clusters"))
+        low, high = self.budget_range
+        _require("budget_range", self.budget_range, "0 <= low <= high <= 1", 0 <= low <= high <= 1)
+
+    @classmethod
+    def paper(cls, model: str | None = None) -> SVOOConfig:
+        """Return the paper's numbers and rules; a model sets its warm-up (0.2 if none is
+        named)."""
+        known = find_model(model) if model else None
+        return cls(
+            mass=0.9,
+            dense_steps=known.warm_up if known else 0.2,
+            dense_layers=0 if known and known.name == "mini" else 1,
+            recluster_every=20,
+            compensate=False,
+            budget_unit="clusters",
+        )
+
+    @classmethod
+    def release(cls, model: str) -> SVOOConfig:
+        """Return the numbers and the rule of the authors' released script for a model, without its
+        faults."""
+        numbers = find_model(model).release
+        if numbers is None:
+            raise ConfigError(
+                f"the authors released no settings for {model!r}; use SVOOConfig.paper"
+            )
+        return cls(
+            mass=numbers.mass,
+            theta=1.0,  # no budget is above 1: always the union of the two sets
+            dense_steps=numbers.dense_steps,
+            dense_layers=numbers.dense_layers,
+            recluster_every=numbers.recluster_every,
+            compensate=False,
+            budget_unit="whole clusters",
+            budget_range=numbers.budget_range,
+        )
+
+    def count_dense_steps(self, steps: int) -> int:
+        """Return how many of `steps` stay dense at the start."""
+        if isinstance(self.dense_steps, float):
+            return math.ceil(self.dense_steps * steps - 1e-6)
+        return min(self.dense_steps, steps)
+
+
+def _require(name: str, value: object, expected: str, fits: bool) -> None:  # noqa: FBT001 (a check's verdict)
+    if not fits:
+        raise ConfigError(f"{name} must be {expected}, got {value!r}")
+
+
+def _require_count(name: str, value: int, least: int) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    _require(name, value, f"a whole number >= {least}", whole and value >= least)
+
+
+def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    _require(name, value, f"one of {', '.join(choices)}", value in choices)

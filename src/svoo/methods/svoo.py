@@ -1,0 +1,167 @@
+"""SVOO: co-cluster, select, plan; labels live for a few steps and are shared by the guidance
+branches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from svoo.checks import seeded
+from svoo.clustering import CoClusters, co_cluster, default_clusters, from_labels, k_means
+from svoo.config import SVOOConfig
+from svoo.layout import VideoLayout
+from svoo.methods.base import Call
+from svoo.plan import BlockPlan, plan_from_clusters
+from svoo.schedule import Dense, Schedule
+from svoo.selection import BlockScore, by_mass, select_blocks
+
+
+@dataclass
+class LabelState:
+    """One layer's labels between calls, int16 where they fit, and the step that they were made at.
+
+    The caller sets `step` before each call; labels of another shape are never used.
+    """
+
+    step: int = 0
+    made_at: int = 0
+    counts: tuple[int, int] = (0, 0)
+    labels: tuple[Tensor, Tensor] | None = None
+
+    def recall(self, query: Tensor, key: Tensor, recluster_every: int) -> CoClusters | None:
+        """Return clusters with the remembered labels and fresh centroids, or None if new ones are
+        due."""
+        if self.labels is None or not 0 <= self.step - self.made_at < recluster_every:
+            return None
+        if any(
+            kept.shape != tokens.shape[:3] or kept.device != tokens.device
+            for kept, tokens in zip(self.labels, (query, key), strict=True)
+        ):
+            return None
+        return from_labels(query, key, *self.labels, self.counts)
+
+    def remember(self, clusters: CoClusters) -> None:
+        """Keep the labels of new clusters."""
+        sides = (clusters.query, clusters.key)
+        self.counts = clusters.query.sizes.shape[2], clusters.key.sizes.shape[2]
+        narrow = [
+            torch.int16 if count <= torch.iinfo(torch.int16).max else torch.int32
+            for count in self.counts
+        ]
+        query, key = (side.labels.to(dtype) for side, dtype in zip(sides, narrow, strict=True))
+        self.labels, self.made_at = (query, key), self.step
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the labels take."""
+        return sum(side.nbytes for side in self.labels or ())
+
+
+def make_plan(
+    query: Tensor,
+    key: Tensor,
+    config: SVOOConfig,
+    *,
+    budgets: Tensor | None = None,
+    layout: VideoLayout | None = None,
+    state: LabelState | None = None,
+    scale: float | None = None,
+    generator: torch.Generator | None = None,
+    score: BlockScore = by_mass,
+) -> BlockPlan:
+    """Return SVOO's plan for query `[B, H, N, D]` and key `[B, H, M, D]`: cluster, select, add
+    text and padding.
+
+    Text and padding (see `layout`) are outside clustering and selection. Waits for no device.
+    """
+    if layout is not None:
+        query, key = layout.video_part(query), layout.video_part(key)
+    clusters = state.recall(query, key, config.recluster_every) if state else None
+    if clusters is None:
+        clusters = _cluster(query, key, config, generator)
+        if state:
+            state.remember(clusters)
+    keep = select_blocks(
+        clusters,
+        budgets,
+        mass=config.mass,
+        theta=config.theta,
+        scale=scale,
+        unit=config.budget_unit,
+        score=score,
+        check=False,
+    )
+    return plan_from_clusters(clusters, keep, compensate=config.compensate, layout=layout)
+
+
+def _cluster(
+    query: Tensor, key: Tensor, config: SVOOConfig, generator: torch.Generator | None
+) -> CoClusters:
+    cluster = co_cluster if config.clustering == "co" else k_means
+    return cluster(
+        query,
+        key,
+        config.query_clusters or default_clusters(query.shape[2])[0],
+        config.key_clusters or default_clusters(key.shape[2])[1],
+        iterations=config.iterations,
+        generator=generator or seeded(config.seed),
+        check=False,
+    )
+
+
+class SVOOMethod:
+    """The paper's method over a run: a schedule, and one `LabelState` for every (stage, layer)."""
+
+    name = "svoo"
+
+    def __init__(
+        self, config: SVOOConfig, schedule: Schedule, score: BlockScore = by_mass
+    ) -> None:
+        """Start with nothing remembered."""
+        self.config = config
+        self.schedule = schedule
+        self.score = score
+        self._states: dict[tuple[int, int, str], LabelState] = {}
+
+    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+        """Return what the schedule says for this step and layer."""
+        decision = self.schedule.at(call.step, call.layer)
+        if isinstance(decision, Dense):
+            return decision
+        budgets = decision.budgets
+        if budgets is not None:
+            heads = query.shape[1]
+            budgets = budgets[call.head_offset : call.head_offset + heads].to(query.device)
+        branch = "" if self.config.share_branches else call.branch
+        state = self._states.setdefault((call.stage, call.layer, branch), LabelState())
+        state.step = call.step
+        return make_plan(
+            query,
+            key,
+            self.config,
+            budgets=budgets,
+            layout=call.layout,
+            state=state,
+            scale=call.scale,
+            generator=seeded(_mix(self.config.seed, call.stage, call.layer, call.step)),
+            score=self.score,
+        )
+
+    def reset(self) -> None:
+        """Drop all labels."""
+        self._states.clear()
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all labels."""
+        return sum(state.nbytes for state in self._states.values())
+
+
+def _mix(*numbers: int) -> int:
+    """Return one seed for a tuple of whole numbers; different tuples give different streams."""
+    seed = 0
+    for number in numbers:
+        seed = (seed * 1_000_003 + number + 1) % (1 << 63)
+    return seed

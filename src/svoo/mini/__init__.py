@@ -1,0 +1,1 @@
+"""The embedded model: a small Wan trained on drawn scenes."""

@@ -1,0 +1,374 @@
+"""The world of the embedded model: captioned clips of moving things, drawn from a seed.
+
+A `Scene` is a description in units of the picture's height (x runs from 0 to width / height, y
+from 0 to 1) and of a 49-frame clip (time runs from 0 to 1), so that any crop, size or span of it
+can be drawn without drawing the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+CLIP_FRAMES = 49  # one unit of time
+ASPECT = 16 / 9
+
+COLOURS: dict[str, tuple[float, float, float]] = {
+    "red": (0.90, 0.12, 0.10),
+    "orange": (1.00, 0.52, 0.05),
+    "yellow": (1.00, 0.90, 0.08),
+    "green": (0.08, 0.80, 0.20),
+    "cyan": (0.05, 0.88, 0.92),
+    "blue": (0.10, 0.25, 0.95),
+    "purple": (0.62, 0.10, 0.85),
+    "white": (1.00, 1.00, 1.00),
+}
+SHAPES = ("circle", "square", "triangle", "ring", "star")
+DIRECTIONS: dict[str, tuple[int, int]] = {
+    "left": (-1, 0),
+    "right": (1, 0),
+    "up": (0, -1),
+    "down": (0, 1),
+    "up and left": (-1, -1),
+    "up and right": (1, -1),
+    "down and left": (-1, 1),
+    "down and right": (1, 1),
+}
+OTHER_MOTIONS = ("bounce", "orbit", "grow", "spin")
+MOTIONS = (*DIRECTIONS, *OTHER_MOTIONS)
+BACKGROUNDS: dict[str, tuple[str, ...]] = {
+    "a checkered floor": ("over", "across"),
+    "a wooden floor": ("over", "across"),
+    "a brick wall": ("in front of", "against"),
+    "a grassy field": ("over", "across"),
+    "a starry sky": ("in front of", "against"),
+    "rippling water": ("over", "across"),
+}
+_STRAIGHT_WORDINGS = ("moves {}", "slides {}", "is moving {}", "glides {}")
+_OTHER_WORDINGS = {
+    "bounce": ("bounces", "is bouncing"),
+    "orbit": ("moves in an orbit", "is going around in an orbit"),
+    "grow": ("grows", "is growing"),
+    "spin": ("spins", "is spinning"),
+}
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One moving object: what it is, and where its path starts from."""
+
+    colour: str
+    shape: str
+    motion: str
+    x: float
+    y: float
+    radius: float
+    travel: float  # how far a straight motion goes in one clip
+    phase: float
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A background and one or two things, with the caption that says so."""
+
+    background: str
+    background_phase: tuple[float, float, float]
+    things: tuple[Thing, ...]
+    caption: str
+
+
+def is_held_out(colour: str, shape: str, motion: str, background: str) -> bool:
+    """Whether a combination is kept from training, to ask the model for things that it has never
+    seen together."""
+    places = (
+        list(COLOURS).index(colour),
+        3 * SHAPES.index(shape),
+        7 * MOTIONS.index(motion),
+        2 * list(BACKGROUNDS).index(background),
+    )
+    return sum(places) % 10 == 0
+
+
+def _draw_thing(chance: random.Random, motion: str, centre_x: float, size: float) -> Thing:
+    # A spinning circle or ring would look as if it stood still.
+    shapes = ("square", "triangle", "star") if motion == "spin" else SHAPES
+    room = 0.62 if abs(DIRECTIONS.get(motion, (1, 0))[0]) else 0.5
+    return Thing(
+        colour=chance.choice(list(COLOURS)),
+        shape=chance.choice(shapes),
+        motion=motion,
+        x=centre_x + chance.uniform(-0.16, 0.16) * size,
+        y=0.5 + chance.uniform(-0.10, 0.10),
+        radius=size * chance.uniform(0.15, 0.20),
+        travel=size * room * chance.uniform(0.85, 1.15),
+        phase=chance.random(),
+    )
+
+
+def _draw_motion(chance: random.Random) -> str:
+    straight, diagonal = list(DIRECTIONS)[:4], list(DIRECTIONS)[4:]
+    kind = chance.random()
+    if kind < 0.45:
+        return chance.choice(straight)
+    return chance.choice(diagonal) if kind < 0.70 else chance.choice(OTHER_MOTIONS)
+
+
+def draw_scene(chance: random.Random) -> Scene:
+    """Draw a scene for training: four in five have one thing; held-out combinations never come."""
+    background = chance.choice(list(BACKGROUNDS))
+    phases = (chance.random(), chance.random(), chance.random())
+    if chance.random() < 0.8:
+        things: tuple[Thing, ...] = (_draw_thing(chance, _draw_motion(chance), ASPECT / 2, 1.0),)
+        if is_held_out(things[0].colour, things[0].shape, things[0].motion, background):
+            return draw_scene(chance)
+    else:
+        things = tuple(
+            _draw_thing(chance, _draw_motion(chance), ASPECT * place, 0.8) for place in (0.3, 0.7)
+        )
+    return Scene(background, phases, things, _caption(chance, background, things))
+
+
+def ask_for(colour: str, shape: str, motion: str, background: str, chance: random.Random) -> Scene:
+    """Draw a one-thing scene with the given contents; the rest (place, size, wording) is
+    chance."""
+    drawn = _draw_thing(chance, motion, ASPECT / 2, 1.0)
+    things = (replace(drawn, colour=colour, shape=shape),)
+    phases = (chance.random(), chance.random(), chance.random())
+    return Scene(background, phases, things, _caption(chance, background, things))
+
+
+def _caption(chance: random.Random, background: str, things: tuple[Thing, ...]) -> str:
+    parts = []
+    for thing in things:
+        if thing.motion in DIRECTIONS:
+            wording = chance.choice(_STRAIGHT_WORDINGS).format(thing.motion)
+        else:
+            wording = chance.choice(_OTHER_WORDINGS[thing.motion])
+        article = "an" if thing.colour[0] in "aeiou" else "a"
+        article = chance.choice((article, article, "the"))
+        parts.append(f"{article} {thing.colour} {thing.shape} {wording}")
+    where = chance.choice(BACKGROUNDS[background])
+    return f"{' while '.join(parts)} {where} {background}"
+
+
+def vocabulary() -> list[str]:
+    """Return every word that a caption can have, sorted."""
+    sentences = [
+        "a an the while",
+        *COLOURS,
+        *SHAPES,
+        *DIRECTIONS,
+        *(wording.format("") for wording in _STRAIGHT_WORDINGS),
+        *(wording for wordings in _OTHER_WORDINGS.values() for wording in wordings),
+        *BACKGROUNDS,
+        *(place for places in BACKGROUNDS.values() for place in places),
+    ]
+    return sorted({word for sentence in sentences for word in sentence.split()})
+
+
+def grammar() -> str:
+    """Say in a few lines what a prompt can ask for."""
+    return "\n".join(
+        (
+            f"a COLOUR SHAPE MOTION PLACE, e.g. {example_prompt()!r}",
+            f"  colours: {', '.join(COLOURS)}",
+            f"  shapes: {', '.join(SHAPES)}",
+            f"  motions: moves {', '.join(DIRECTIONS)}; bounces, moves in an orbit, grows, spins",
+            f"  places: {', '.join(f'{where[0]} {what}' for what, where in BACKGROUNDS.items())}",
+            "  two things: join them with 'while'",
+        )
+    )
+
+
+def example_prompt() -> str:
+    """Return the prompt that the commands use when none is given."""
+    return "a red circle moves left over a checkered floor"
+
+
+def render(
+    scene: Scene,
+    frames: int,
+    height: int,
+    width: int,
+    *,
+    first_frame: int = 0,
+    window: tuple[int, int, int, int] | None = None,
+) -> Tensor:
+    """Draw a scene as float32 `[frames, 3, rows, columns]` in [-1, 1].
+
+    `height` and `width` are the whole picture's; `window` (top, left, rows, columns) draws a part
+    of it.
+    """
+    top, left, rows, columns = window or (0, 0, height, width)
+    y = ((torch.arange(top, top + rows) + 0.5) / height).view(1, rows, 1)
+    x = ((torch.arange(left, left + columns) + 0.5) / height).view(1, 1, columns)
+    time = (torch.arange(first_frame, first_frame + frames) / (CLIP_FRAMES - 1)).view(frames, 1, 1)
+    pixel = 1.0 / height
+    picture = _BACKGROUND_PAINTERS[scene.background](x, y, time, scene.background_phase, pixel)
+    picture = picture.expand(frames, 3, rows, columns).clone()
+    for thing in scene.things:
+        _paint_thing(picture, thing, x, y, time, pixel)
+    return picture.clamp_(0, 1) * 2 - 1
+
+
+def pose(thing: Thing, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return centre x, centre y, radius and turn of a thing at each time."""
+    x = torch.full_like(time, thing.x)
+    y = torch.full_like(time, thing.y)
+    radius = torch.full_like(time, thing.radius)
+    turn = torch.zeros_like(time)
+    if thing.motion in DIRECTIONS:
+        step_x, step_y = DIRECTIONS[thing.motion]
+        shorter = 0.8 if step_x and step_y else 1.0
+        x = x + step_x * thing.travel * shorter * (time - 0.5)
+        y = y + step_y * thing.travel * shorter * (time - 0.5)
+    elif thing.motion == "bounce":
+        height = thing.travel
+        y = 0.92 - radius - height * (torch.sin(math.pi * (2.5 * time + thing.phase))).abs()
+    elif thing.motion == "orbit":
+        angle = 2 * math.pi * (time + thing.phase)
+        x = x + 0.36 * thing.travel * torch.cos(angle)
+        y = y + 0.36 * thing.travel * torch.sin(angle)
+    elif thing.motion == "grow":
+        radius = radius * (0.45 + 1.2 * time)
+    elif thing.motion == "spin":
+        turn = 2 * math.pi * (1.25 * time + thing.phase)
+    return x, y, radius, turn
+
+
+def _signed_distance(shape: str, x: Tensor, y: Tensor) -> Tensor:
+    """Signed distance to the outline of a shape of radius about 1, negative inside (a bound, not
+    exact)."""
+    length = (x * x + y * y).sqrt()
+    if shape == "circle":
+        return length - 1
+    if shape == "square":
+        return torch.maximum(x.abs(), y.abs()) - 0.85
+    if shape == "triangle":
+        return torch.maximum(y - 0.65, 0.866 * x.abs() - 0.5 * y - 0.55)
+    if shape == "ring":
+        return (length - 0.72).abs() - 0.28
+    # A five-pointed star: fold the angle into one point and measure to its edge.
+    angle = torch.atan2(x, -y)
+    fold = (angle % (2 * math.pi / 5) - math.pi / 5).abs()  # pi/5 at a tip, 0 between two tips
+    tip, dent = 1.12, 0.5
+    px, py = length * torch.sin(fold), length * torch.cos(fold)
+    tip_x, tip_y = tip * math.sin(math.pi / 5), tip * math.cos(math.pi / 5)
+    edge_x, edge_y = tip_x, tip_y - dent
+    norm = math.hypot(edge_x, edge_y)
+    return -(edge_y * px - edge_x * (py - dent)) / norm
+
+
+def _paint_thing(
+    picture: Tensor, thing: Thing, x: Tensor, y: Tensor, time: Tensor, pixel: float
+) -> None:
+    centre_x, centre_y, radius, turn = pose(thing, time)
+    u, v = (x - centre_x) / radius, (y - centre_y) / radius
+    cos, sin = torch.cos(turn), torch.sin(turn)
+    edge = pixel / radius
+    shadow = _signed_distance(
+        thing.shape, (u - 0.22) * cos + (v - 0.30) * sin, (v - 0.30) * cos - (u - 0.22) * sin
+    )
+    picture *= (1 - 0.45 * torch.sigmoid(-shadow * 9)).unsqueeze(1)
+    distance = _signed_distance(thing.shape, u * cos + v * sin, v * cos - u * sin)
+    cover = torch.sigmoid(-distance / edge * 2.5).unsqueeze(1)
+    light = 0.92 - 0.20 * (0.6 * u + 0.8 * v)
+    light = light * (1 - 0.30 * torch.exp(-((distance / 0.10) ** 2)))
+    glint = 0.35 * torch.exp(-((u + 0.38) ** 2 + (v + 0.42) ** 2) / 0.05)
+    colour = torch.tensor(COLOURS[thing.colour]).view(1, 3, 1, 1)
+    body = colour * light.clamp(0, 1.1).unsqueeze(1) + glint.unsqueeze(1)
+    picture.lerp_(body, cover)
+
+
+Phase = tuple[float, float, float]
+
+
+def _colour(red: float, green: float, blue: float) -> Tensor:
+    return torch.tensor((red, green, blue)).view(1, 3, 1, 1)
+
+
+def _soft_step(value: Tensor, width: float) -> Tensor:
+    return torch.sigmoid(value / width)
+
+
+def _checkered_floor(x: Tensor, y: Tensor, _time: Tensor, phase: Phase, pixel: float) -> Tensor:
+    period = 0.36 + 0.08 * phase[2]
+    wave_x = torch.sin(2 * math.pi * (x / period + phase[0]))
+    wave_y = torch.sin(2 * math.pi * (y / period + phase[1]))
+    sharp = 2 * math.pi / period * pixel
+    square = torch.tanh(wave_x / sharp) * torch.tanh(wave_y / sharp)
+    level = 0.48 + 0.14 * square - 0.06 * (y - 0.5)
+    return _colour(1.02, 1.0, 0.96) * level.unsqueeze(1)
+
+
+def _wooden_floor(x: Tensor, y: Tensor, _time: Tensor, phase: Phase, pixel: float) -> Tensor:
+    plank = y / 0.2 + phase[0]
+    row = plank.floor()
+    seam = _soft_step((plank - row - 0.5).abs() - 0.47, pixel * 4)
+    tone = 0.05 * torch.sin(row * 2.4 + phase[1] * 6)
+    grain = 0.035 * torch.sin(
+        2 * math.pi * (y * 22 + 0.5 * torch.sin(x * 5 + row * 1.7 + 6 * phase[2]))
+    )
+    level = 1.0 + tone + grain - 0.35 * seam
+    return _colour(0.56, 0.42, 0.29) * level.unsqueeze(1)
+
+
+def _brick_wall(x: Tensor, y: Tensor, _time: Tensor, phase: Phase, pixel: float) -> Tensor:
+    course = y / 0.125 + phase[0]
+    row = course.floor()
+    brick = x / 0.27 + phase[1] + 0.5 * (row % 2)
+    column = brick.floor()
+    gap_y = (course - row - 0.5).abs() - 0.44
+    gap_x = (brick - column - 0.5).abs() - 0.47
+    mortar = torch.maximum(
+        _soft_step(gap_y, pixel * 5).expand_as(gap_x), _soft_step(gap_x, pixel * 2.5)
+    )
+    tone = 1 + 0.10 * torch.sin(row * 2.1 + column * 3.3 + 6 * phase[2])
+    bricks = _colour(0.47, 0.29, 0.25) * tone.unsqueeze(1)
+    return torch.lerp(bricks, _colour(0.58, 0.56, 0.53).expand_as(bricks), mortar.unsqueeze(1))
+
+
+def _grassy_field(x: Tensor, y: Tensor, time: Tensor, phase: Phase, _pixel: float) -> Tensor:
+    sway = 0.012 * torch.sin(2 * math.pi * (time + phase[2]))
+    lean = x + sway * (1 - y) * 4 + 0.02 * torch.sin(y * 16 + 6 * phase[0])
+    blades = torch.sin(2 * math.pi * (lean * 15 + phase[0])) * torch.sin(
+        2 * math.pi * (y * 3.5 + 1.3 * torch.sin(lean * 9 + 6 * phase[1]))
+    )
+    level = 0.86 + 0.10 * blades + 0.22 * y
+    return _colour(0.34, 0.44, 0.27) * level.unsqueeze(1)
+
+
+def _starry_sky(x: Tensor, y: Tensor, time: Tensor, phase: Phase, pixel: float) -> Tensor:
+    sky = _colour(0.07, 0.07, 0.15) * (1.35 - 0.6 * y).unsqueeze(1)
+    stars = random.Random(phase[0])
+    glow = torch.zeros(1, 1, 1)
+    for _ in range(34):
+        star_x, star_y = stars.uniform(0, ASPECT), stars.uniform(0, 1)
+        size = max(stars.uniform(0.007, 0.013), 0.8 * pixel)
+        twinkle = 0.42 + 0.12 * torch.sin(2 * math.pi * (time + stars.random()))
+        glow = glow + twinkle * torch.exp(-((x - star_x) ** 2 + (y - star_y) ** 2) / size**2)
+    return sky + _colour(1.0, 0.98, 0.9) * glow.unsqueeze(1)
+
+
+def _rippling_water(x: Tensor, y: Tensor, time: Tensor, phase: Phase, _pixel: float) -> Tensor:
+    turn = 2 * math.pi * time
+    bend = 0.5 * torch.sin(4.2 * x + turn + 6 * phase[0]) + 0.4 * torch.sin(
+        2.6 * x - turn + 6 * phase[1]
+    )
+    ripple = torch.sin(30 * y + 2.2 * bend - 1.5 * turn + 6 * phase[2])
+    level = 0.92 + 0.13 * ripple + 0.05 * torch.sin(7 * x + 9 * y + turn)
+    return _colour(0.26, 0.40, 0.48) * level.unsqueeze(1)
+
+
+_BACKGROUND_PAINTERS = {
+    "a checkered floor": _checkered_floor,
+    "a wooden floor": _wooden_floor,
+    "a brick wall": _brick_wall,
+    "a grassy field": _grassy_field,
+    "a starry sky": _starry_sky,
+    "rippling water": _rippling_water,
+}

@@ -1,0 +1,66 @@
+"""Training of the embedded model from nothing: `vae`, then `dit`, each followed by `export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from svoo.mini.export import WEIGHTS, export_pipeline, export_vae
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
+
+Out = Annotated[Path, typer.Option(help="Where checkpoints, logs and pictures go.")]
+Steps = Annotated[int, typer.Option(help="Steps in all, those of earlier runs included.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")]
+Threads = Annotated[int, typer.Option(help="CPU threads.")]
+Weights = Annotated[Path, typer.Option(help="Folder of the exported weights.")]
+
+
+@app.command()
+def vae(
+    *,
+    out: Out = Path("training"),
+    steps: Steps = 4000,
+    resume: Resume = False,
+    threads: Threads = 1,
+) -> None:
+    """Train the autoencoder."""
+    from svoo.mini.train_vae import train_vae
+
+    torch.set_num_threads(threads)
+    train_vae(out, steps, resume=resume)
+
+
+@app.command()
+def dit(
+    *,
+    out: Out = Path("training"),
+    steps: Steps = 16_000,
+    resume: Resume = False,
+    threads: Threads = 1,
+    weights: Weights = WEIGHTS,
+    cache: Annotated[Path, typer.Option(help="Where codes of clips are cached.")] = Path(
+        "~/.cache/svoo/codes"
+    ),
+) -> None:
+    """Train the text encoder and the transformer on the exported autoencoder's codes."""
+    from svoo.mini.train_dit import train_dit
+
+    torch.set_num_threads(threads)
+    train_dit(out, weights, cache.expanduser(), steps, resume=resume)
+
+
+@app.command()
+def export(*, out: Out = Path("training"), weights: Weights = WEIGHTS) -> None:
+    """Write what is trained so far into the package: the autoencoder, then the whole pipeline."""
+    if (out / "vae.safetensors").exists():
+        export_vae(out / "vae.safetensors", weights)
+    if (out / "resume.safetensors").exists():
+        export_pipeline(out / "resume.safetensors", weights)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,238 @@
+"""Profile: measured required density by input, step, layer, head and mass, with where it came
+from."""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from svoo.catalogue import find_model
+from svoo.checks import check_mass
+from svoo.errors import ConfigError, ProfileError
+
+FORMAT = "svoo-profile-1"
+_AXES = "inputs, steps, layers, heads, masses"
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Required density `[inputs, steps, layers, heads, masses]`; the inputs stay apart, so any
+    quantile can be taken.
+
+    sigma `[steps]` is the noise level of each step and stage `[steps]` the expert that ran it;
+    masses `[masses]`. `provenance` says which model, size and library made it.
+    """
+
+    density: Tensor
+    sigma: Tensor
+    stage: Tensor
+    masses: Tensor
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse tables that do not fit together or are not densities."""
+        if self.density.ndim != 5 or 0 in self.density.shape:
+            raise ProfileError(f"density must be [{_AXES}], got {list(self.density.shape)}")
+        steps, masses = self.density.shape[1], self.density.shape[4]
+        for name, tensor, length in (
+            ("sigma", self.sigma, steps),
+            ("stage", self.stage, steps),
+            ("masses", self.masses, masses),
+        ):
+            if tensor.shape != (length,):
+                raise ProfileError(f"{name} must be [{length}], got {list(tensor.shape)}")
+            if not bool(torch.isfinite(tensor.double()).all()):
+                raise ProfileError(f"{name} holds NaN or infinity")
+        if not bool(((self.density >= 0) & (self.density <= 1)).all()):
+            raise ProfileError("density holds values outside [0, 1] or NaN")
+        if not bool(((self.masses > 0) & (self.masses <= 1)).all()):
+            raise ProfileError(f"masses must be in (0, 1], got {self.masses.tolist()}")
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return self.density.shape[2]
+
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return self.density.shape[3]
+
+    def check_fits(self, layers: int, heads: int) -> None:
+        """Refuse a model of another shape."""
+        if (self.layers, self.heads) != (layers, heads):
+            raise ProfileError(
+                f"the profile has {self.layers} layers x {self.heads} heads, the model has "
+                f"{layers} x {heads}"
+            )
+
+    def budgets(
+        self,
+        mass: float = 0.95,
+        quantile: float = 0.95,
+        over: Literal["gaussian", "max", "mean"] = "gaussian",
+    ) -> Tensor:
+        """Return the kept fraction of every (step, layer, head): an upper quantile over the
+        inputs.
+
+        `gaussian` fits mean + z * std (the paper; std 0 for one input), `max` and `mean` are what
+        they say. The mass must be one that was measured.
+        """
+        check_mass(mass)
+        if not 0 < quantile < 1:
+            raise ConfigError(f"quantile must be in (0, 1), got {quantile!r}")
+        density = self.density[..., self._mass_index(mass)].double()
+        if over == "max":
+            budget = density.amax(dim=0)
+        elif over == "mean":
+            budget = density.mean(dim=0)
+        elif over == "gaussian":
+            z = torch.special.ndtri(torch.tensor(quantile, dtype=torch.float64))
+            spread = density.std(dim=0, correction=0) if len(density) > 1 else 0.0
+            budget = density.mean(dim=0) + z * spread
+        else:
+            raise ConfigError(f"over must be gaussian, max or mean, got {over!r}")
+        return budget.clamp(0, 1).float()
+
+    def at_sigmas(self, sigma: Tensor, stage: Tensor | None = None) -> Profile:
+        """Serve another run: interpolate over the noise level, inside a stage, to `sigma`
+        `[steps]`.
+
+        Beyond the measured range the nearest step counts. `stage` `[steps]` defaults to the first
+        stage.
+        """
+        stage = torch.zeros(len(sigma), dtype=torch.int64) if stage is None else stage
+        rows = []
+        for level, expert in zip(sigma.double().tolist(), stage.tolist(), strict=True):
+            here = (self.stage == expert).nonzero().flatten()
+            if not len(here):
+                known = sorted(set(self.stage.tolist()))
+                raise ProfileError(f"the profile has no step of stage {expert}, only of {known}")
+            here = here[self.sigma[here].argsort()]
+            levels = self.sigma[here].double()
+            above = int(torch.searchsorted(levels, level).clamp(0, len(here) - 1))
+            below = max(0, above - 1) if level < float(levels[above]) else above
+            gap = float(levels[above] - levels[below])
+            part = (level - float(levels[below])) / gap if gap > 0 else 0.0
+            low, high = self.density[:, here[below]], self.density[:, here[above]]
+            rows.append(torch.lerp(low, high, min(1.0, max(0.0, part))))
+        return Profile(
+            torch.stack(rows, dim=1), sigma.clone(), stage.clone(), self.masses, self.provenance
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write one .safetensors file, whole or not at all; the same profile gives the same
+        bytes."""
+        path = Path(path)
+        tensors = {
+            "density": self.density.float().contiguous(),
+            "sigma": self.sigma.double(),
+            "stage": self.stage.long(),
+            "masses": self.masses.double(),
+        }
+        unfinished = path.with_name(path.name + ".partial")
+        try:
+            # One entry, because safetensors writes several in an order that changes from run to
+            # run.
+            facts = json.dumps({"format": FORMAT, **self.provenance}, sort_keys=True)
+            unfinished.write_bytes(save_tensors(tensors, metadata={"svoo": facts}))
+            unfinished.replace(path)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            raise ProfileError(f"cannot write the profile {path}: {error}") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Read what `save` wrote; anything else is refused with what is wrong."""
+        path = Path(path)
+        try:
+            data = path.read_bytes()
+            tensors = load_tensors(data)
+            header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
+            facts = dict(json.loads(header.get("__metadata__", {}).get("svoo", "{}")))
+        except OSError as error:
+            raise ProfileError(f"cannot read the profile {path}: {error}") from error
+        except (SafetensorError, ValueError, struct.error, TypeError, AttributeError) as error:
+            raise ProfileError(f"{path} is not a whole .safetensors file: {error}") from error
+        if facts.pop("format", None) != FORMAT:
+            raise ProfileError(f"{path} is a .safetensors file, but not a {FORMAT} one")
+        missing = {"density", "sigma", "stage", "masses"} - tensors.keys()
+        if missing:
+            raise ProfileError(f"{path} lacks {', '.join(sorted(missing))}")
+        try:
+            return cls(
+                tensors["density"].float(),
+                tensors["sigma"].double(),
+                tensors["stage"].long(),
+                tensors["masses"].double(),
+                {str(name): str(fact) for name, fact in facts.items()},
+            )
+        except ProfileError as error:
+            raise ProfileError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_official_csv(cls, path: str | Path, model: str) -> Profile:
+        """Read one of the authors' tables (Step, Layer, Head, "Sparsity"), measured at mass 0.95
+        on one prompt.
+
+        Despite its name the column is the density. Noise levels and stages follow from the model's
+        scheduler.
+        """
+        path, known = Path(path), find_model(model)
+        cells: dict[tuple[int, int, int], float] = {}
+        try:
+            with path.open(newline="") as file:
+                for row in csv.DictReader(file):
+                    place = int(row["Step"]) - 1, int(row["Layer"]), int(row["Head"])
+                    cells[place] = float(row["Sparsity"])
+        except OSError as error:
+            raise ProfileError(f"cannot read the table {path}: {error}") from error
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
+            raise ProfileError(
+                f"{path} is not a table of the authors (columns Step, Layer, Head, Sparsity): "
+                f"{error}"
+            ) from error
+        shape = (known.steps, known.layers, known.heads)
+        table = torch.full(shape, torch.nan)
+        for place, density in cells.items():
+            if any(not 0 <= index < size for index, size in zip(place, shape, strict=True)):
+                raise ProfileError(
+                    f"{path} has step, layer, head {place}, but {model} has only {list(shape)}"
+                )
+            table[place] = density
+        if bool(table.isnan().any()):
+            raise ProfileError(
+                f"{path} has {len(cells)} entries, {model} needs {table.numel()} ({list(shape)})"
+            )
+        sigma = flow_sigmas(known.steps, known.flow_shift)
+        stage = torch.zeros(known.steps, dtype=torch.int64)
+        if known.boundary is not None:
+            stage = (sigma < known.boundary).long()
+        provenance = {"model": known.name, "source": f"authors' table {path.name}", "rows": "all"}
+        masses = torch.tensor([0.95], dtype=torch.float64)
+        return cls(table[None, ..., None], sigma, stage, masses, provenance)
+
+    def _mass_index(self, mass: float) -> int:
+        near = (self.masses - mass).abs() < 1e-6
+        if not bool(near.any()):
+            measured = ", ".join(f"{value:g}" for value in self.masses.tolist())
+            raise ProfileError(f"the profile has no mass {mass:g}, only {measured}")
+        return int(near.nonzero()[0])
+
+
+def flow_sigmas(steps: int, shift: float) -> Tensor:
+    """Return the noise levels of a flow-matching run, 1 first: u shifted to shift u / (1 + (shift
+    - 1) u)."""
+    even = torch.linspace(1, 0, steps + 1, dtype=torch.float64)[:-1]
+    return shift * even / (1 + (shift - 1) * even)

@@ -1,0 +1,24 @@
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# Two workers share two cores: more threads would fight over them.
+torch.set_num_threads(1)
+
+settings.register_profile(
+    "svoo",
+    deadline=None,  # the machine is shared; nothing here is a timing test
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("svoo")
+
+
+@pytest.fixture(scope="session")
+def official_profiles() -> Path:
+    folder = Path(__file__).parents[2] / "shared" / "profiles"
+    if not folder.is_dir():
+        pytest.skip(f"the authors' profiles are not here: {folder} does not exist")
+    return folder

@@ -1,0 +1,82 @@
+"""What several tests make: random tokens, random plans, and the hypothesis strategies that draw
+them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from svoo import BlockPlan
+
+
+def chance(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=chance(seed), dtype=torch.float64).to(dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of a random call."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    size: int
+    query_blocks: int
+    key_blocks: int
+    seed: int
+
+    def tokens(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+        lead = (self.batch, self.heads)
+        return (
+            2 * normal(*lead, self.queries, self.size, seed=self.seed, dtype=dtype),
+            normal(*lead, self.keys, self.size, seed=self.seed + 1, dtype=dtype),
+            normal(*lead, self.keys, self.size, seed=self.seed + 2, dtype=dtype),
+        )
+
+    def plan(self, *, compensate: bool, ordered: bool = True) -> BlockPlan:
+        """A random plan; blocks are uneven and some are empty, because labels are drawn with a
+        skew."""
+        generator = chance(self.seed + 3)
+        lead = (self.batch, self.heads)
+
+        def labels(tokens: int, blocks: int) -> Tensor:
+            skewed = torch.rand(*lead, tokens, generator=generator).square()
+            drawn = (skewed * blocks).long().clamp(max=blocks - 1)
+            return drawn if ordered else drawn.sort(dim=-1).values
+
+        query_labels = labels(self.queries, self.query_blocks)
+        key_labels = labels(self.keys, self.key_blocks)
+        keep = torch.rand(*lead, self.query_blocks, self.key_blocks, generator=generator) < 0.4
+        sizes = torch.zeros(*lead, self.key_blocks, dtype=torch.int64)
+        sizes.scatter_add_(2, key_labels, torch.ones_like(key_labels))
+        keep.scatter_(
+            3, sizes.argmax(dim=-1).view(*lead, 1, 1).expand(*lead, self.query_blocks, 1), True
+        )
+        marked = torch.rand(sizes.shape, generator=generator) < 0.8 if compensate else None
+        plan = BlockPlan.from_labels(query_labels, key_labels, keep, marked)
+        if ordered:
+            return plan
+        return BlockPlan(None, None, plan.query_sizes, plan.key_sizes, keep, marked)
+
+
+@st.composite
+def cases(draw: st.DrawFn, max_tokens: int = 40) -> Case:
+    queries, keys = draw(st.integers(1, max_tokens)), draw(st.integers(1, max_tokens))
+    return Case(
+        batch=draw(st.integers(1, 2)),
+        heads=draw(st.integers(1, 3)),
+        queries=queries,
+        keys=keys,
+        size=draw(st.sampled_from((1, 3, 8, 16))),
+        query_blocks=draw(st.integers(1, min(6, queries))),
+        key_blocks=draw(st.integers(1, min(9, keys))),
+        seed=draw(st.integers(0, 10_000)),
+    )

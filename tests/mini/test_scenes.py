@@ -1,0 +1,102 @@
+import random
+
+import pytest
+import torch
+
+from svoo.mini.scenes import (
+    BACKGROUNDS,
+    COLOURS,
+    DIRECTIONS,
+    MOTIONS,
+    SHAPES,
+    ask_for,
+    draw_scene,
+    example_prompt,
+    grammar,
+    is_held_out,
+    pose,
+    render,
+    vocabulary,
+)
+
+
+def test_the_same_seed_draws_the_same_clip() -> None:
+    one, two = draw_scene(random.Random(3)), draw_scene(random.Random(3))
+    assert one == two
+    assert torch.equal(render(one, 5, 36, 64), render(two, 5, 36, 64))
+
+
+@pytest.mark.parametrize("background", BACKGROUNDS)
+def test_a_window_is_a_piece_of_the_whole(background: str) -> None:
+    scene = ask_for("red", "star", "up", background, random.Random(0))
+    whole = render(scene, 9, 48, 80)
+    assert whole.shape == (9, 3, 48, 80)
+    assert bool(((whole >= -1) & (whole <= 1)).all())
+    part = render(scene, 4, 48, 80, first_frame=3, window=(8, 16, 20, 24))
+    torch.testing.assert_close(part, whole[3:7, :, 8:28, 16:40])
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_things_move_where_the_caption_says(direction: str) -> None:
+    scene = ask_for("blue", "circle", direction, "a wooden floor", random.Random(1))
+    assert direction in scene.caption
+    x, y, _, _ = pose(scene.things[0], torch.tensor([0.0, 1.0]))
+    moved = (
+        torch.sign((x[1] - x[0]).round(decimals=3)),
+        torch.sign((y[1] - y[0]).round(decimals=3)),
+    )
+    assert (int(moved[0]), int(moved[1])) == DIRECTIONS[direction]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("colour", COLOURS)
+def test_the_asked_colour_is_in_the_picture(colour: str, shape: str) -> None:
+    scene = ask_for(colour, shape, "grow", "a starry sky", random.Random(2))
+    last = (render(scene, 1, 72, 128, first_frame=48)[0] + 1) / 2
+    wanted = torch.tensor(COLOURS[colour]).view(3, 1, 1)
+    near = (last - wanted).abs().amax(dim=0) < 0.2
+    assert near.float().mean() > 0.01
+
+
+def test_all_motions_stay_mostly_in_view() -> None:
+    for seed in range(200):
+        scene = draw_scene(random.Random(seed))
+        for thing in scene.things:
+            x, y, _, _ = pose(thing, torch.linspace(0, 1, 9))
+            assert bool(((x > 0) & (x < 16 / 9) & (y > 0) & (y < 1)).all())
+
+
+def test_captions_stay_in_the_vocabulary_and_vary() -> None:
+    words, captions = set(vocabulary()), set()
+    scenes = [draw_scene(random.Random(seed)) for seed in range(400)]
+    for scene in scenes:
+        assert set(scene.caption.split()) <= words
+        captions.add(scene.caption)
+    assert len(captions) > 390
+    assert {scene.background for scene in scenes} == set(BACKGROUNDS)
+    assert {thing.motion for scene in scenes for thing in scene.things} == set(MOTIONS)
+    assert 0.1 < sum(len(scene.things) == 2 for scene in scenes) / 400 < 0.3
+    assert set(example_prompt().split()) <= words
+    assert "checkered" in grammar()
+
+
+def test_held_out_combinations_never_come_in_training() -> None:
+    for seed in range(500):
+        scene = draw_scene(random.Random(seed))
+        if len(scene.things) == 1:
+            thing = scene.things[0]
+            assert not is_held_out(thing.colour, thing.shape, thing.motion, scene.background)
+    held = sum(
+        is_held_out(colour, shape, motion, background)
+        for colour in COLOURS
+        for shape in SHAPES
+        for motion in DIRECTIONS
+        for background in BACKGROUNDS
+    )
+    assert held >= 96  # enough to ask for 48 of them
+
+
+def test_spinning_things_are_not_round() -> None:
+    for seed in range(300):
+        for thing in draw_scene(random.Random(seed)).things:
+            assert thing.motion != "spin" or thing.shape not in ("circle", "ring")

@@ -1,0 +1,53 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import WanPipeline
+
+from svoo.mini import train_dit as train_dit_module
+from svoo.mini.build import assemble, make_text_encoder, make_tokenizer, make_transformer, make_vae
+from svoo.mini.train_dit import Batch, Codes, LatentCache, embed, train_dit
+
+TINY = Codes("tiny", 3, 5, 16, 32, 2)
+
+
+def test_captions_are_embedded_as_the_pipeline_does_it() -> None:
+    torch.manual_seed(0)
+    pipe: WanPipeline = assemble(make_vae(), make_text_encoder(), make_transformer())
+    captions = ["a red circle moves left over a checkered floor", "a blue star spins", ""]
+    with torch.no_grad():
+        ours = embed(pipe.text_encoder, make_tokenizer(), captions, 32)
+        theirs = pipe._get_t5_prompt_embeds(captions, max_sequence_length=32)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_codes_are_cached_by_autoencoder(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    vae = make_vae([0.5] * 16, [2.0] * 16)
+    codes, captions = LatentCache(tmp_path, vae).get(TINY)
+    assert codes.shape == (3, 16, 2, 2, 4)
+    assert len(captions) == 3
+    again, _ = LatentCache(tmp_path, vae).get(TINY)
+    assert torch.equal(codes, again)
+    LatentCache(tmp_path, make_vae()).get(TINY)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_training_learns_writes_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = Batch(TINY, 2, 2, 2.0)
+    monkeypatch.setattr(train_dit_module, "EARLY", (batch,))
+    monkeypatch.setattr(train_dit_module, "LATE", (batch,))
+    monkeypatch.setattr(train_dit_module, "TEXT_LENGTHS", (32,))
+    torch.manual_seed(0)
+    make_vae().half().save_pretrained(tmp_path / "weights" / "vae")
+    where = (tmp_path / "out", tmp_path / "weights", tmp_path / "cache")
+    train_dit(*where, 3, resume=False)
+    train_dit(*where, 26, resume=True)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "dit.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 25]
+    assert rows[1]["tiny2"] < rows[0]["tiny2"]
+    assert (tmp_path / "out" / "resume.safetensors").stat().st_size < 30 << 20
+    assert len(list((tmp_path / "out" / "samples").iterdir())) == 2

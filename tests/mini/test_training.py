@@ -1,0 +1,78 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from svoo.mini.training import Averaged, Log, cosine_rate, load_resume, save_grid, save_resume
+
+
+def setup() -> tuple[nn.Linear, Averaged, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    module = nn.Linear(3, 2)
+    return module, Averaged(module, 0.9), torch.optim.AdamW(module.parameters(), lr=0.1)
+
+
+def train(
+    module: nn.Linear, averaged: Averaged, optimiser: torch.optim.Optimizer, steps: range
+) -> None:
+    for step in steps:
+        inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
+        optimiser.zero_grad()
+        module(inputs).square().mean().backward()
+        optimiser.step()
+        averaged.update(module, step)
+
+
+def test_resuming_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "resume.safetensors"
+    whole, average, optimiser = setup()
+    train(whole, average, optimiser, range(20))
+    half, half_average, half_optimiser = setup()
+    train(half, half_average, half_optimiser, range(10))
+    save_resume(path, half, half_average, half_optimiser, {"step": 10, "seconds": 2.5})
+    again, again_average, again_optimiser = setup()
+    facts = load_resume(path, again, again_average, again_optimiser)
+    assert facts == {"step": 10.0, "seconds": 2.5}
+    train(again, again_average, again_optimiser, range(10, 20))
+    # The moments were rounded to bfloat16, so the two runs are near, not equal.
+    torch.testing.assert_close(again.weight, whole.weight, atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        again_average.values["weight"], average.values["weight"], atol=2e-3, rtol=0
+    )
+    assert [file.name for file in tmp_path.iterdir()] == ["resume.safetensors"]
+
+
+def test_the_average_follows_and_is_copied() -> None:
+    module, averaged, _ = setup()
+    with torch.no_grad():
+        module.weight.fill_(1.0)
+    for step in range(100):
+        averaged.update(module, step)
+    other = nn.Linear(3, 2)
+    averaged.copy_to(other)
+    torch.testing.assert_close(other.weight, torch.ones(2, 3), atol=1e-3, rtol=0)
+
+
+def test_the_rate_falls_as_a_cosine() -> None:
+    rates = [cosine_rate(step, 100, 1.0) for step in (0, 50, 100, 120)]
+    assert rates == pytest.approx([1.0, 0.515, 0.03, 0.03])
+
+
+def test_the_log_counts_earlier_runs(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log.jsonl", seconds_before=100)
+    log.write(step=3, loss=0.5)
+    row = json.loads((tmp_path / "log.jsonl").read_text())
+    assert row["step"] == 3
+    assert 100 <= row["seconds"] < 101
+
+
+def test_a_grid_has_a_row_a_clip(tmp_path: Path) -> None:
+    save_grid(
+        [torch.zeros(9, 3, 8, 12), torch.ones(5, 3, 8, 12)], tmp_path / "grid.png", columns=4
+    )
+    picture = Image.open(tmp_path / "grid.png")
+    assert picture.size == (48, 16)
+    assert picture.getpixel((0, 15)) == (255, 255, 255)

@@ -1,0 +1,74 @@
+"""The import directions of DESIGN.md, a test file for every module, and an import that does
+nothing."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "svoo"
+# Each row may import from the rows above it (and from its own).
+ROWS = (
+    ("errors", "catalogue"),
+    ("config", "layout", "checks"),
+    ("kernels",),
+    ("density", "clustering", "selection", "plan", "synthetic"),
+    ("profile", "schedule"),
+    ("backends", "methods"),
+    ("attention", "quality"),
+    ("plugin", "mini", "metrics", "demo"),
+    ("cli", "__init__", "__main__"),
+)
+RANK = {name: place for place, row in enumerate(ROWS) for name in row}
+MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
+UNTESTED = {"errors.py", "__main__.py", "backends/base.py", "methods/base.py"}  # nothing to run
+
+
+def imports(path: Path) -> list[str]:
+    found: list[str] = []
+    for node in ast.walk(ast.parse((SOURCE / path).read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.append(node.module)
+    return found
+
+
+def part(path: Path) -> str:
+    return path.parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_imports_point_one_way(path: Path) -> None:
+    for name in imports(path):
+        top, *rest = name.split(".")
+        if top == "svoo" and rest:
+            assert RANK[rest[0]] <= RANK[part(path)], f"{path} imports {name}"
+            if part(path) == rest[0] == "backends" and path.name != "__init__.py":
+                assert rest[1] == "base", f"{path} imports another backend: {name}"
+        if top in ("diffusers", "transformers"):
+            assert part(path) in ("plugin", "mini"), f"{path} imports {name}"
+        if top == "triton":
+            assert part(path) == "kernels" or str(path) == "backends/triton.py"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_every_module_has_its_test_file(path: Path) -> None:
+    if path.name != "__init__.py" and str(path) not in UNTESTED:
+        assert (ROOT / "tests" / path.parent / f"test_{path.name}").exists()
+
+
+def test_importing_does_nothing() -> None:
+    program = (
+        "import sys, torch; before = torch.get_rng_state(); import svoo;"
+        "assert torch.equal(before, torch.get_rng_state());"
+        "print([name for name in ('triton', 'diffusers', 'transformers', 'typer') if name in "
+        "sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert (result.stdout.strip(), result.stderr) == ("[]", "")

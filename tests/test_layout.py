@@ -1,0 +1,35 @@
+import pytest
+import torch
+from making import normal
+
+from svoo import VideoLayout
+from svoo.errors import ShapeError
+from svoo.layout import to_heads_first, to_tokens_first
+
+
+def test_text_behind_or_before_the_video() -> None:
+    tokens = torch.arange(10.0).view(1, 1, 10, 1)
+    behind = VideoLayout(2, 2, 2, text=2)
+    before = VideoLayout(2, 2, 2, text=2, text_first=True)
+    assert behind.video_part(tokens).flatten().tolist() == list(range(8))
+    assert before.video_part(tokens).flatten().tolist() == list(range(2, 10))
+    assert (behind.text_start, before.text_start, behind.tokens) == (8, 0, 10)
+
+
+def test_another_length_is_refused_with_both_numbers() -> None:
+    VideoLayout(2, 3, 4).check(24)
+    with pytest.raises(
+        ShapeError, match=r"2 x 3 x 4 .* \+ 5 text tokens = 29, but the tensors have 30"
+    ):
+        VideoLayout(2, 3, 4, text=5).check(30)
+
+
+def test_an_empty_grid_is_refused() -> None:
+    with pytest.raises(ShapeError, match="0 x 3 x 4"):
+        VideoLayout(0, 3, 4)
+
+
+def test_axes_go_there_and_back() -> None:
+    x = normal(2, 5, 3, 4)
+    assert to_heads_first(x).shape == (2, 3, 5, 4)
+    assert torch.equal(to_tokens_first(to_heads_first(x)), x)

@@ -1,0 +1,50 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from making import Case, cases, normal
+
+from svoo import quality as quality_module
+from svoo import run_plan
+from svoo.errors import ShapeError
+from svoo.quality import assess, output_error, recall
+
+
+@given(case=cases())
+def test_recall_is_the_mass_on_kept_pairs(case: Case) -> None:
+    query, key, _ = case.tokens(torch.float64)
+    plan = case.plan(compensate=True)
+    weights = (query @ key.transpose(2, 3) / math.sqrt(case.size)).softmax(dim=-1)
+    exact = (weights * plan.to_dense_mask()).sum(dim=-1).mean(dim=-1)
+    torch.testing.assert_close(recall(query, key, plan), exact)
+
+
+def test_recall_in_chunks_and_on_sampled_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(2, 2, 200, 50, 8, 5, 6, seed=3)
+    query, key, _ = case.tokens()
+    plan = case.plan(compensate=False)
+    whole = recall(query, key, plan)
+    assert (recall(query, key, plan, rows=100) - whole).abs().max() < 0.05
+    monkeypatch.setattr(quality_module, "_CHUNK_ELEMENTS", 4 * 50 * 7)
+    torch.testing.assert_close(recall(query, key, plan), whole)
+    with pytest.raises(ShapeError, match="rows must be between 1 and the 200"):
+        recall(query, key, plan, rows=201)
+
+
+def test_assess_compares_with_and_without_compensation() -> None:
+    case = Case(1, 2, 60, 60, 8, 4, 8, seed=1)
+    query, key, value = case.tokens()
+    plan = case.plan(compensate=True)
+    found = assess(query, key, value, plan)
+    dense = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    torch.testing.assert_close(found.error, output_error(run_plan(query, key, value, plan), dense))
+    assert bool((found.error < found.error_uncompensated).all())
+    torch.testing.assert_close(found.density, plan.density())
+    bare = assess(query, key, value, case.plan(compensate=False))
+    assert torch.equal(bare.error, bare.error_uncompensated)
+
+
+def test_output_error_is_relative() -> None:
+    x = normal(1, 2, 5, 4)
+    torch.testing.assert_close(output_error(1.1 * x, x), torch.full((1, 2), 0.1))
