@@ -1,3 +1,6 @@
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -6,6 +9,7 @@ from making import Case, cases, normal
 from torch.nn.functional import scaled_dot_product_attention
 
 from svoo import BlockPlan, VideoLayout, co_cluster, run_plan, select_blocks
+from svoo.backends import blocked as blocked_module
 from svoo.plan import plan_from_clusters
 
 TOLERANCE = {  # an honest run: the reference in float32 against the same inputs rounded
@@ -90,3 +94,61 @@ def test_one_token() -> None:
     one = torch.ones(1, 1, 1, dtype=torch.int64)
     plan = BlockPlan(None, None, one, one, one.bool().unsqueeze(-1))
     torch.testing.assert_close(run_plan(query, key, value, plan, backend="blocked"), value)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_workers_agree_with_one_thread_in_every_mode(mode: type) -> None:
+    case = Case(2, 3, 200, 150, 16, 7, 9, seed=11)
+    tokens, plan = case.tokens(), case.plan(compensate=True)
+    with mode():
+        query, key, value = (tensor.clone() for tensor in tokens)
+        output, lse = run_plan(query, key, value, plan, backend="blocked", return_lse=True)
+        plain = run_plan(query, key, value, plan, backend="blocked")
+    exact = run_plan(*tokens, plan, backend="reference", return_lse=True)
+    torch.testing.assert_close(output.clone(), exact.output, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(plain.clone(), exact.output, atol=2e-5, rtol=2e-5)
+    assert lse is not None
+    assert exact.lse is not None
+    torch.testing.assert_close(lse.clone(), exact.lse, atol=2e-5, rtol=2e-5)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_new_threads_keep_their_setting() -> None:
+    case = Case(1, 1, 20, 20, 8, 2, 3, seed=1)
+    run_plan(*case.tokens(), case.plan(compensate=False), backend="blocked")
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_two_callers_at_once() -> None:
+    def run(case: Case) -> torch.Tensor:
+        return run_plan(*case.tokens(), case.plan(compensate=True), backend="blocked")
+
+    calls = [Case(1, 3, 300, 300, 16, 6, 9, seed=seed) for seed in range(4)]
+    alone = [run(case) for case in calls]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(run, calls))
+    for one, two in zip(alone, together, strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_an_error_in_a_worker_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no room for the gathered rows")
+
+    monkeypatch.setattr(blocked_module, "_attend", fail)
+    case = Case(1, 2, 30, 30, 8, 3, 4, seed=2)
+    with pytest.raises(MemoryError, match="no room"):
+        run_plan(*case.tokens(), case.plan(compensate=False), backend="blocked")
