@@ -145,7 +145,7 @@ def test_two_callers_at_once() -> None:
 
 @pytest.mark.usefixtures("two_threads")
 def test_an_error_in_a_worker_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise MemoryError("no room for the gathered rows")
 
     monkeypatch.setattr(blocked_module, "_attend", fail)

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Barrier, Lock
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -56,27 +55,25 @@ class BlockedBackend:
         lse = query.new_empty(batch, heads, tokens, dtype=lse_dtype) if return_lse else None
         crew = self._crew(query)
         pairs = [(b, h) for b in range(batch) for h in range(heads)]
-        places = [_Head(key, plan) for _ in range(min(crew.size, len(pairs)))]
+        places = [_Head(query, key, plan) for _ in range(min(crew.size, len(pairs)))]
         rooms = [torch.empty_like(places[0].source) for _ in range(crew.size)]
-
-        def attend(head: _Head, block: int, room: Tensor) -> None:
-            rows = head.query_rows[block]
-            keys, values, bias = head.gather(block, room)
-            part = _attend(
-                query[head.place].index_select(0, rows), keys, values, bias, scale, return_lse
-            )
-            output[head.place].index_copy_(0, rows, part.output)
-            if lse is not None and part.lse is not None:
-                lse[head.place].index_copy_(0, rows, part.lse)
-
         for first in range(0, len(pairs), len(places)):
             group = pairs[first : first + len(places)]
-            used = [head.move_to(*pair) for head, pair in zip(places, group, strict=False)]
-            crew.share((_fill(head, part, key, value) for head in used for part in (0, 1)), rooms)
+            used = places[: len(group)]
+            moves = [partial(head.move_to, *pair) for head, pair in zip(used, group, strict=True)]
+            crew.share(moves, rooms)
+            crew.share([task for head in used for task in head.fills(query, key, value)], rooms)
             if plan.compensate is not None:
-                crew.share((_average(head) for head in used), rooms)
-            blocks = [(head, block) for head in used for block in head.blocks_by_work()]
-            crew.share((partial(attend, head, block) for head, block in blocks), rooms)
+                crew.share([head.average for head in used], rooms)
+            crew.share(
+                [
+                    partial(head.attend, block, scale=scale, return_lse=return_lse)
+                    for head in used
+                    for block in head.blocks_by_work()
+                ],
+                rooms,
+            )
+            crew.share([partial(head.put_back, output, lse) for head in used], rooms)
         return Attention(output, lse)
 
     def _crew(self, query: Tensor) -> _Crew:
@@ -90,93 +87,122 @@ class BlockedBackend:
             return self._crews[key]
 
 
-class _Head:
-    """One head's keys and values in block order with the block means behind them."""
-
-    def __init__(self, key: Tensor, plan: BlockPlan) -> None:
-        self.plan = plan
-        self.tokens, self.size = key.shape[2], key.shape[3]
-        self.means = 0 if plan.compensate is None else plan.keep.shape[3]
-        self.source = key.new_empty(self.tokens + self.means, 2 * self.size)
-        self.places = torch.arange(self.tokens, device=key.device)
-
-    def move_to(self, b: int, h: int) -> Self:
-        """Stand for another head; its keys and values are filled in afterwards."""
-        plan, self.place = self.plan, (b, h)
-        self.keep, self.sizes = plan.keep[b, h], plan.key_sizes[b, h]
-        self.starts = self.sizes.cumsum(dim=0) - self.sizes
-        self.order = self.places if plan.key_order is None else plan.key_order[b, h]
-        # These wait for the device: the sizes of the blocks steer the loop.
-        self.counts: list[int] = (self.keep.long() @ self.sizes).tolist()
-        self.query_sizes: list[int] = plan.query_sizes[b, h].tolist()
-        rows = plan.query_order[b, h] if plan.query_order is not None else None
-        if rows is None:
-            rows = torch.arange(sum(self.query_sizes), device=self.places.device)
-        self.query_rows = rows.split(self.query_sizes)
-        if plan.compensate is not None:
-            enters = plan.compensate[b, h] & (self.sizes > 0)
-            logs = self.sizes.to(accumulation_dtype(self.source)).log()
-            self.log_sizes = torch.where(enters, logs, -torch.inf).to(self.source.dtype)
-        return self
-
-    def blocks_by_work(self) -> list[int]:
-        """Return the query blocks with tokens, most work first, so that threads end together."""
-        work = [rows * kept for rows, kept in zip(self.query_sizes, self.counts, strict=True)]
-        return sorted((b for b, pairs in enumerate(work) if pairs), key=lambda b: -work[b])
-
-    def gather(self, block: int, room: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the keys `[m, D]`, values `[m, D]`, bias `[m]` (or None) of one query block."""
-        count = self.counts[block]
-        if count == self.tokens:
-            rows = self.source[:count]
-            return rows[:, : self.size], rows[:, self.size :], None
-        kept = self.keep[block].nonzero().squeeze(-1)
-        sizes = self.sizes[kept]
-        shift = self.starts[kept] - (sizes.cumsum(dim=0) - sizes)
-        places = torch.repeat_interleave(shift, sizes, output_size=count) + self.places[:count]
-        rows = room[: count + self.means]
-        torch.index_select(self.source, 0, places, out=rows[:count])
-        bias = None
-        if self.means:
-            rows[count:] = self.source[self.tokens :]
-            bias = rows.new_zeros(count + self.means)
-            bias[count:] = self.log_sizes.masked_fill(self.keep[block], -torch.inf)
-        return rows[:, : self.size], rows[:, self.size :], bias
-
-
 Task = Callable[[Tensor], None]
 """A piece of work, given the worker's own room for gathered rows."""
 
 
-def _fill(head: _Head, part: int, key: Tensor, value: Tensor) -> Task:
-    """Return the task that copies one head's keys (part 0) or values (part 1) in block order."""
+class _Head:
+    """One head in block order: keys and values with the block means behind them, and queries."""
 
-    def fill(_room: Tensor) -> None:
-        tokens = (key, value)[part][head.place].index_select(0, head.order)
-        head.source[: head.tokens, part * head.size : (part + 1) * head.size] = tokens
+    def __init__(self, query: Tensor, key: Tensor, plan: BlockPlan) -> None:
+        self.plan = plan
+        self.tokens, self.size = key.shape[2], key.shape[3]
+        self.means = 0 if plan.compensate is None else plan.keep.shape[3]
+        self.source = key.new_empty(self.tokens + self.means, 2 * self.size)
+        self.queries = query.new_empty(query.shape[2:])
+        self.lse = query.new_empty(query.shape[2], dtype=accumulation_dtype(query))
+        self.rows = torch.arange(self.tokens, device=key.device, dtype=torch.int32)
 
-    return fill
+    def move_to(self, b: int, h: int, _room: Tensor) -> None:
+        """Stand for another head; its tokens are filled in afterwards."""
+        plan, self.place = self.plan, (b, h)
+        self.keep, self.sizes = plan.keep[b, h], plan.key_sizes[b, h]
+        self.key_order = None if plan.key_order is None else plan.key_order[b, h]
+        self.query_order = None if plan.query_order is None else plan.query_order[b, h]
+        # These wait for the device: the sizes of the blocks steer the loop.
+        self.counts: list[int] = (self.keep.long() @ self.sizes).tolist()
+        query_sizes: list[int] = plan.query_sizes[b, h].tolist()
+        self.kept_rows = self._find_kept_rows()
+        self.query_blocks: Sequence[Tensor] = self.queries.split(query_sizes)
+        self.lse_blocks: Sequence[Tensor] = self.lse.split(query_sizes)
+        if plan.compensate is not None:
+            enters = plan.compensate[b, h] & (self.sizes > 0)
+            logs = self.sizes.to(accumulation_dtype(self.source)).log()
+            self.log_sizes = torch.where(enters, logs, -torch.inf).to(self.source.dtype)
 
+    def _find_kept_rows(self) -> Sequence[Tensor]:
+        """Return for every query block the rows of `source` that it keeps, int32."""
+        blocks = self.keep.nonzero()[:, 1]  # kept key blocks, query block by query block
+        sizes = self.sizes[blocks].int()
+        starts = (self.sizes.cumsum(dim=0) - self.sizes).int()[blocks]
+        total = sum(self.counts)
+        ends = sizes.cumsum(dim=0, dtype=torch.int32)
+        rows = torch.repeat_interleave(starts - ends + sizes, sizes, output_size=total)
+        rows += torch.arange(total, dtype=torch.int32, device=rows.device)
+        found: Sequence[Tensor] = rows.split(self.counts)
+        return found
 
-def _average(head: _Head) -> Task:
-    """Return the task that puts the block means of one head behind its keys and values."""
+    def blocks_by_work(self) -> list[int]:
+        """Return the query blocks with tokens, most work first, so that threads end together."""
+        sizes = [len(block) for block in self.query_blocks]
+        work = [rows * kept for rows, kept in zip(sizes, self.counts, strict=True)]
+        return sorted((b for b, pairs in enumerate(work) if pairs), key=lambda b: -work[b])
 
-    def average(_room: Tensor) -> None:
-        tokens = head.source[: head.tokens].to(accumulation_dtype(head.source))
-        blocks = torch.arange(head.means, device=head.places.device)
-        labels = torch.repeat_interleave(blocks, head.sizes, output_size=head.tokens)
-        sums = tokens.new_zeros(head.means, tokens.shape[1]).index_add_(0, labels, tokens)
-        head.source[head.tokens :] = sums / head.sizes.clamp(min=1).unsqueeze(-1)
+    def fills(self, query: Tensor, key: Tensor, value: Tensor) -> list[Task]:
+        """Return tasks that copy this head's keys, values and queries in block order."""
+        keys, values = self.source[: self.tokens].split(self.size, dim=1)
+        sides = (
+            (keys, key, self.key_order),
+            (values, value, self.key_order),
+            (self.queries, query, self.query_order),
+        )
 
-    return average
+        def fill(target: Tensor, tokens: Tensor, order: Tensor | None, _room: Tensor) -> None:
+            if order is None:
+                target.copy_(tokens[self.place])
+            else:
+                torch.index_select(tokens[self.place], 0, order, out=target)
+
+        return [partial(fill, *side) for side in sides]
+
+    def average(self, _room: Tensor) -> None:
+        """Put the block means behind the keys and values."""
+        tokens = self.source[: self.tokens].to(accumulation_dtype(self.source))
+        blocks = torch.arange(self.means, device=self.rows.device)
+        labels = torch.repeat_interleave(blocks, self.sizes, output_size=self.tokens)
+        sums = tokens.new_zeros(self.means, tokens.shape[1]).index_add_(0, labels, tokens)
+        self.source[self.tokens :] = sums / self.sizes.clamp(min=1).unsqueeze(-1)
+
+    def attend(self, block: int, room: Tensor, *, scale: float, return_lse: bool) -> None:
+        """Replace the queries of one block by what they attend to.
+
+        Few calls, because each hands Python's lock to another worker and has to wait for it.
+        """
+        count = self.counts[block]
+        bias = None
+        if count == self.tokens:
+            rows = self.source[:count]
+        else:
+            rows = room[: count + self.means]
+            torch.index_select(self.source, 0, self.kept_rows[block], out=rows[:count])
+            if self.means:
+                rows[count:] = self.source[self.tokens :]
+                bias = rows.new_zeros(count + self.means)
+                bias[count:] = self.log_sizes.masked_fill(self.keep[block], -torch.inf)
+        queries = self.query_blocks[block]
+        keys, values = rows[:, : self.size], rows[:, self.size :]
+        part = _attend(queries, keys, values, bias, scale, return_lse=return_lse)
+        queries.copy_(part.output)
+        if part.lse is not None:
+            self.lse_blocks[block].copy_(part.lse)
+
+    def put_back(self, output: Tensor, lse: Tensor | None, _room: Tensor) -> None:
+        """Write the results in the original token order."""
+        results = (
+            [(output, self.queries)] if lse is None else [(output, self.queries), (lse, self.lse)]
+        )
+        for target, source in results:
+            if self.query_order is None:
+                target[self.place].copy_(source)
+            else:
+                target[self.place].index_copy_(0, self.query_order, source)
 
 
 class _Crew:
     """Workers that take tasks in turn, each running torch on one thread of its own.
 
-    A fused call on 256 queries is too short for two threads to share (0.6 of the ideal speed);
-    two workers with a call each reach 0.9. They are kept, because a thread's first products are
-    slow: they cost 5 ms of a 16 ms call when new threads were started for each.
+    A fused call on some 256 queries is too short for threads to share: with a worker a thread the
+    whole takes 0.8 of the time. They are kept from call to call.
     """
 
     def __init__(self, size: int) -> None:
@@ -193,7 +219,7 @@ class _Crew:
             # The workers' setting became the default of threads yet to come: put it back.
             torch.set_num_threads(size)
 
-    def share(self, tasks: Iterable[Task], rooms: list[Tensor]) -> None:
+    def share(self, tasks: Sequence[Task], rooms: list[Tensor]) -> None:
         """Run all tasks and wait for them; an error in one is raised here."""
         waiting = deque(tasks)
         inference = torch.is_inference_mode_enabled()
@@ -220,7 +246,8 @@ def _attend(
     value: Tensor,
     bias: Tensor | None,
     scale: float,
-    return_lse: bool,  # noqa: FBT001 (handed through)
+    *,
+    return_lse: bool,
 ) -> Attention:
     """Attend from `[n, D]` to `[m, D]` with one bias a key."""
     if not return_lse:
