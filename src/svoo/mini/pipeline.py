@@ -1,0 +1,111 @@
+"""The embedded model as a pipeline: `WanPipeline` with its own defaults, and clear words about bad
+input."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import WanPipeline
+
+from svoo.catalogue import find_model
+from svoo.errors import ModelError, ShapeError
+from svoo.mini.export import WEIGHTS
+from svoo.mini.scenes import grammar, vocabulary
+
+_SIDE_STEP = 16  # what WanPipeline asks of height and width
+_FRAME_STEP = 4  # frames are coded as one and then by fours
+_MODEL = find_model("mini")
+
+
+class MiniPipeline(WanPipeline):
+    """A `WanPipeline` that knows what it was trained on: sizes, steps, and the words of its "
+    "captions."""
+
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        height: int = _MODEL.height,
+        width: int = _MODEL.width,
+        num_frames: int = _MODEL.frames,
+        num_inference_steps: int = _MODEL.steps,
+        guidance_scale: float = _MODEL.guidance[0],
+        **settings: Any,  # noqa: ANN401 (all that WanPipeline takes)
+    ) -> Any:  # noqa: ANN401 (its output type)
+        """Generate as `WanPipeline` does, with defaults that this model was trained for."""
+        _check_sizes(height, width, num_frames)
+        for text in [prompt] if isinstance(prompt, str) else prompt or []:
+            _warn_of_unknown_words(text)
+        return super().__call__(
+            prompt,
+            height=height,
+            width=width,
+            num_frames=num_frames,
+            num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale,
+            **settings,
+        )
+
+
+def load(weights: Path = WEIGHTS, dtype: torch.dtype = torch.float32) -> MiniPipeline:
+    """Load the embedded model from the package; refuse a weight file that is not what was "
+    "shipped."""
+    check_weights(weights)
+    pipe: MiniPipeline = MiniPipeline.from_pretrained(weights, dtype=dtype, local_files_only=True)
+    return pipe
+
+
+def check_weights(weights: Path) -> None:
+    """Compare every weight file with the hash that was shipped beside it."""
+    try:
+        hashes = json.loads((weights / "hashes.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"the embedded model is not complete: {weights / 'hashes.json'}: {error}"
+        ) from error
+    for name, expected in hashes.items():
+        try:
+            found = hashlib.sha256((weights / name).read_bytes()).hexdigest()
+        except OSError as error:
+            raise ModelError(f"cannot read the weight file {weights / name}: {error}") from error
+        if found != expected:
+            raise ModelError(
+                f"the weight file {weights / name} is damaged: its SHA-256 is {found}, "
+                f"expected {expected}; install svoo again"
+            )
+
+
+def _check_sizes(height: int, width: int, frames: int) -> None:
+    for name, size in (("height", height), ("width", width)):
+        if size < _SIDE_STEP or size % _SIDE_STEP:
+            raise ShapeError(
+                f"{name} must be a multiple of {_SIDE_STEP}, got {size}; the nearest is "
+                f"{_nearest(size, _SIDE_STEP, 0)}"
+            )
+    if frames < 1 or frames % _FRAME_STEP != 1:
+        raise ShapeError(
+            f"num_frames must be a multiple of {_FRAME_STEP} plus 1, got {frames}; the nearest is "
+            f"{_nearest(frames, _FRAME_STEP, 1)}"
+        )
+
+
+def _nearest(size: int, step: int, rest: int) -> int:
+    least = rest or step
+    return max(least, round((size - rest) / step) * step + rest)
+
+
+def _warn_of_unknown_words(prompt: str) -> None:
+    known = set(vocabulary())
+    unknown = [word for word in re.findall(r"\w+", prompt.lower()) if word not in known]
+    if unknown:
+        warnings.warn(
+            f"the embedded model does not know {', '.join(dict.fromkeys(unknown))}; "
+            f"it was trained on\n{grammar()}",
+            stacklevel=3,
+        )
