@@ -13,13 +13,13 @@ SOURCE = ROOT / "src" / "svoo"
 # Each row may import from the rows above it (and from its own).
 ROWS = (
     ("errors", "catalogue"),
-    ("config", "layout", "checks"),
+    ("config", "layout", "checks", "video"),
     ("kernels",),
     ("density", "clustering", "selection", "plan", "synthetic"),
     ("profile", "schedule"),
     ("backends", "methods"),
     ("attention", "quality"),
-    ("plugin", "mini", "metrics", "demo"),
+    ("plugin", "mini", "metrics", "demo", "doctor"),
     ("cli", "__init__", "__main__"),
 )
 RANK = {name: place for place, row in enumerate(ROWS) for name in row}

@@ -45,3 +45,32 @@ def test_the_command_runs_as_a_module_and_has_help() -> None:
     )
     assert bad.returncode == 2
     assert "256" in bad.stderr
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "svoo", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_doctor_and_models_print_tables() -> None:
+    doctor = CliRunner().invoke(cli.app, ["doctor"])
+    assert doctor.exit_code == 0
+    assert "backend blocked" in doctor.output
+    listed = CliRunner().invoke(cli.app, ["models"], env={"COLUMNS": "200"})
+    assert listed.exit_code == 0
+    assert "wan2.2-i2v-a14b" in listed.output
+
+
+def test_generate_refuses_with_one_message_and_exit_code_2(tmp_path: Path) -> None:
+    out = str(tmp_path / "v.mp4")
+    for wrong, message in (
+        (("--preset", "magic"), "--preset must be one of default, paper, release"),
+        (("--model", str(tmp_path / "none")), "cannot load"),
+        (("--mass", "7"), "mass must be a number in (0, 1], got 7.0"),
+    ):
+        result = run("generate", "--prompt", "x", "--out", out, *wrong)
+        assert result.returncode == 2, result.stderr
+        assert message in " ".join(result.stderr.split())
+        assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []

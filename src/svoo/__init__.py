@@ -3,6 +3,10 @@
 Importing this does nothing and needs only torch.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
 from svoo.attention import sparse_attention
 from svoo.backends import run_plan
 from svoo.catalogue import models
@@ -16,6 +20,10 @@ from svoo.plan import BlockPlan
 from svoo.profile import Profile
 from svoo.selection import select_blocks
 
+if TYPE_CHECKING:
+    from svoo.plugin.adapters import Adapter
+    from svoo.plugin.handle import Handle
+
 __version__ = "0.1.0"
 __all__ = [
     "BlockPlan",
@@ -24,10 +32,34 @@ __all__ = [
     "SVOOConfig",
     "SVOOError",
     "VideoLayout",
+    "apply",
     "co_cluster",
     "models",
+    "register_adapter",
     "required_density",
     "run_plan",
     "select_blocks",
     "sparse_attention",
 ]
+
+
+def apply(
+    target: object,
+    config: SVOOConfig | None = None,
+    profile: Profile | Literal["auto"] | None = "auto",
+    method: Literal["svoo", "dense"] = "svoo",
+) -> Handle:
+    """Make the video self-attention of a diffusers pipeline (or a bare transformer) sparse.
+
+    See `svoo.plugin.handle.apply`; diffusers is imported only now.
+    """
+    from svoo.plugin import handle
+
+    return handle.apply(target, config, profile, method)
+
+
+def register_adapter(transformer_class: str, adapter: Adapter) -> None:
+    """Teach the plug-in a transformer class by its name; see `svoo.plugin.adapters.Adapter`."""
+    from svoo.plugin import adapters
+
+    adapters.register_adapter(transformer_class, adapter)

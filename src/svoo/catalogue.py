@@ -35,6 +35,8 @@ class Model:
     guidance: tuple[float, ...]
     flow_shift: float
     warm_up: float  # fraction of the steps that stay dense, in the paper
+    dense_layers: int = 1  # the first layers, dense in the paper
+    recluster_every: int = 20  # of 50 steps, in the paper
     boundary: float | None = None  # noise level where the second expert takes over
     release: ReleaseNumbers | None = None
     call_defaults: dict[str, int] = field(default_factory=dict)
@@ -101,6 +103,8 @@ _MODELS = (
         guidance=(3.0,),
         flow_shift=3.0,
         warm_up=0.2,
+        dense_layers=0,  # one of six would be a sixth of the time
+        recluster_every=8,  # of 20 steps
         call_defaults={"max_sequence_length": 32},
     ),
     _wan(

@@ -80,5 +80,13 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def mix_seeds(*numbers: int) -> int:
+    """Return one seed for a tuple of whole numbers; different tuples give different streams."""
+    seed = 0
+    for number in numbers:
+        seed = (seed * 1_000_003 + number + 1) % (1 << 63)
+    return seed
+
+
 def _shape(tensor: Tensor) -> str:
     return str(list(tensor.shape))

@@ -63,6 +63,12 @@ class SVOOConfig:
         _require("budget_range", self.budget_range, "0 <= low <= high <= 1", 0 <= low <= high <= 1)
 
     @classmethod
+    def for_model(cls, model: str) -> SVOOConfig:
+        """Return our default mode with the warm-up that a model needs."""
+        known = find_model(model)
+        return cls(dense_steps=known.warm_up, dense_layers=known.dense_layers)
+
+    @classmethod
     def paper(cls, model: str | None = None) -> SVOOConfig:
         """Return the paper's numbers and rules; a model sets its warm-up (0.2 if none is
         named)."""
@@ -70,8 +76,8 @@ class SVOOConfig:
         return cls(
             mass=0.9,
             dense_steps=known.warm_up if known else 0.2,
-            dense_layers=0 if known and known.name == "mini" else 1,
-            recluster_every=20,
+            dense_layers=known.dense_layers if known else 1,
+            recluster_every=known.recluster_every if known else 20,
             compensate=False,
             budget_unit="clusters",
         )

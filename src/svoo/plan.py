@@ -68,21 +68,23 @@ class BlockPlan:
             return self.key_order.shape[2]
         return int(self.key_sizes[0, 0].sum())
 
-    def density(self, real_keys: Tensor | int | None = None) -> Tensor:
+    def density(self, padding: Tensor | None = None) -> Tensor:
         """Return the fraction of query-key pairs that is computed, `[B, H]`; compensated pairs do
         not count.
 
-        `real_keys` (`[B]` or a number) leaves padding out of the denominator; by default all keys
-        count.
+        `padding` `[B]` counts padding tokens: never kept as keys and, as queries, part of the text
+        block, which sees every real key. They are left out of both sides of the fraction.
         """
         kept = self.keep.double() @ self.key_sizes.double().unsqueeze(
             -1
         )  # keys a query block sees
         pairs = (kept.squeeze(-1) * self.query_sizes).sum(dim=-1)
-        keys = self.key_sizes.sum(dim=-1)
-        if real_keys is not None:
-            keys = torch.as_tensor(real_keys, device=keys.device).reshape(-1, 1).expand_as(keys)
-        return (pairs / (self.query_sizes.sum(dim=-1) * keys)).float()
+        queries, keys = self.query_sizes.sum(dim=-1), self.key_sizes.sum(dim=-1)
+        if padding is not None:
+            padding = padding.to(keys).unsqueeze(-1)
+            queries, keys = queries - padding, keys - padding
+            pairs = pairs - padding * keys
+        return (pairs / (queries * keys)).float()
 
     def to_dense_mask(self) -> Tensor:
         """Return which pairs are computed in the original token order, bool `[B, H, N, M]`: for

@@ -68,7 +68,7 @@ def test_sizes_that_do_not_divide(
     pipe: MiniPipeline, settings: dict[str, int], message: str
 ) -> None:
     with pytest.raises(ShapeError, match=message):
-        generate(pipe, **settings)
+        generate(pipe, PROMPT, **settings)
 
 
 def test_a_damaged_weight_file_is_named_with_its_hash(weights: Path) -> None:

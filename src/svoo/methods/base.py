@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +12,14 @@ from torch import Tensor
 from svoo.layout import VideoLayout
 from svoo.plan import BlockPlan
 from svoo.schedule import Dense
+
+Watch = Callable[[str], AbstractContextManager[None]]
+"""Times a phase of a call ("clustering", "selection") by its name."""
+
+
+def unwatched(_phase: str) -> AbstractContextManager[None]:
+    """Time nothing."""
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,7 @@ class Call:
     branch: str = "cond"
     head_offset: int = 0
     scale: float | None = None
+    watch: Watch = unwatched
 
 
 class Method(Protocol):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from svoo.checks import seeded
+from svoo.checks import mix_seeds, seeded
 from svoo.clustering import CoClusters, co_cluster, default_clusters, from_labels, k_means
 from svoo.config import SVOOConfig
 from svoo.layout import VideoLayout
-from svoo.methods.base import Call
+from svoo.methods.base import Call, Watch, unwatched
 from svoo.plan import BlockPlan, plan_from_clusters
 from svoo.schedule import Dense, Schedule
 from svoo.selection import BlockScore, by_mass, select_blocks
@@ -70,6 +70,7 @@ def make_plan(
     scale: float | None = None,
     generator: torch.Generator | None = None,
     score: BlockScore = by_mass,
+    watch: Watch = unwatched,
 ) -> BlockPlan:
     """Return SVOO's plan for query `[B, H, N, D]` and key `[B, H, M, D]`: cluster, select, add
     text and padding.
@@ -78,22 +79,24 @@ def make_plan(
     """
     if layout is not None:
         query, key = layout.video_part(query), layout.video_part(key)
-    clusters = state.recall(query, key, config.recluster_every) if state else None
-    if clusters is None:
-        clusters = _cluster(query, key, config, generator)
-        if state:
-            state.remember(clusters)
-    keep = select_blocks(
-        clusters,
-        budgets,
-        mass=config.mass,
-        theta=config.theta,
-        scale=scale,
-        unit=config.budget_unit,
-        score=score,
-        check=False,
-    )
-    return plan_from_clusters(clusters, keep, compensate=config.compensate, layout=layout)
+    with watch("clustering"):
+        clusters = state.recall(query, key, config.recluster_every) if state else None
+        if clusters is None:
+            clusters = _cluster(query, key, config, generator)
+            if state:
+                state.remember(clusters)
+    with watch("selection"):
+        keep = select_blocks(
+            clusters,
+            budgets,
+            mass=config.mass,
+            theta=config.theta,
+            scale=scale,
+            unit=config.budget_unit,
+            score=score,
+            check=False,
+        )
+        return plan_from_clusters(clusters, keep, compensate=config.compensate, layout=layout)
 
 
 def _cluster(
@@ -145,8 +148,9 @@ class SVOOMethod:
             layout=call.layout,
             state=state,
             scale=call.scale,
-            generator=seeded(_mix(self.config.seed, call.stage, call.layer, call.step)),
+            generator=seeded(mix_seeds(self.config.seed, call.stage, call.layer, call.step)),
             score=self.score,
+            watch=call.watch,
         )
 
     def reset(self) -> None:
@@ -157,11 +161,3 @@ class SVOOMethod:
     def state_bytes(self) -> int:
         """Bytes of all labels."""
         return sum(state.nbytes for state in self._states.values())
-
-
-def _mix(*numbers: int) -> int:
-    """Return one seed for a tuple of whole numbers; different tuples give different streams."""
-    seed = 0
-    for number in numbers:
-        seed = (seed * 1_000_003 + number + 1) % (1 << 63)
-    return seed

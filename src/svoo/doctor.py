@@ -1,0 +1,62 @@
+"""What can run here: the machine, the backends with their reasons, the optional packages."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+
+import torch
+
+from svoo.backends import BACKENDS
+from svoo.plan import BlockPlan
+
+OPTIONAL = {
+    "diffusers": "the plug-in: svoo.apply, svoo generate",
+    "transformers": "text encoders of the pipelines",
+    "accelerate": "offloading",
+    "av": "reading and writing mp4",
+    "matplotlib": "pictures of profiles and benchmarks",
+    "triton": "GPU kernels",
+    "flashinfer-python": "GPU attention over variable blocks",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what, whether it is there, and what to know about it."""
+
+    name: str
+    good: bool
+    text: str
+
+
+def examine() -> list[Finding]:
+    """Return the findings in the order to show them."""
+    cuda = torch.cuda.is_available()
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    threads = f"cpu with {torch.get_num_threads()} threads"
+    found = [
+        Finding("python", good=True, text=platform.python_version()),
+        Finding("torch", good=True, text=torch.__version__),
+        Finding(
+            "device", good=True, text=", ".join(devices) if cuda else f"{threads}, no CUDA device"
+        ),
+    ]
+    query = torch.zeros(1, 1, 2, 64, device="cuda" if cuda else "cpu")
+    sizes = torch.ones(1, 1, 2, dtype=torch.int64, device=query.device)
+    keep = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=query.device)
+    plan = BlockPlan(None, None, sizes, sizes, keep, keep[:, :, 0])
+    for backend in BACKENDS:
+        reason = backend.why_not(query, plan)
+        text = "runs here" if reason is None else reason
+        found.append(Finding(f"backend {backend.name}", good=reason is None, text=text))
+    for package, use in OPTIONAL.items():
+        try:
+            version = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            text = f"not installed; needed for {use}"
+            found.append(Finding(package, good=False, text=text))
+        else:
+            found.append(Finding(package, good=True, text=f"{version}, for {use}"))
+    return found

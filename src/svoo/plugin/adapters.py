@@ -1,0 +1,108 @@
+"""What is special about each transformer class: the only per-model knowledge of the plug-in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from svoo.errors import ModelError
+
+Grid = tuple[int, int, int]
+Arguments = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Where video self-attention sits in a transformer and how its tokens are laid out.
+
+    `sites` are (list of blocks, attribute of the self-attention) in the order of layers. `grid`
+    takes the transformer and the arguments of its forward and returns frames, height and width in
+    tokens; what the sequence has beyond them is text, behind the video or before it.
+    `prefix_mask`: the attention mask `[B, 1, 1, N]` is True for the video and the real text, False
+    for padding at the end.
+    """
+
+    sites: tuple[tuple[str, str], ...]
+    grid: Callable[[nn.Module, Arguments], Grid]
+    text_first: bool = False
+    prefix_mask: bool = False
+
+
+def _wan_grid(transformer: nn.Module, arguments: Arguments) -> Grid:
+    frames, height, width = arguments["hidden_states"].shape[-3:]
+    config: Any = transformer.config
+    by_frames, by_height, by_width = config.patch_size
+    return frames // by_frames, height // by_height, width // by_width
+
+
+def _hunyuan_grid(transformer: nn.Module, arguments: Arguments) -> Grid:
+    frames, height, width = arguments["hidden_states"].shape[-3:]
+    config: Any = transformer.config
+    return frames // config.patch_size_t, height // config.patch_size, width // config.patch_size
+
+
+_ADAPTERS: dict[str, Adapter] = {
+    "WanTransformer3DModel": Adapter((("blocks", "attn1"),), _wan_grid),
+    "HunyuanVideoTransformer3DModel": Adapter(
+        (("transformer_blocks", "attn"), ("single_transformer_blocks", "attn")),
+        _hunyuan_grid,
+        prefix_mask=True,
+    ),
+}
+
+
+def register_adapter(transformer_class: str, adapter: Adapter) -> None:
+    """Teach the plug-in a transformer class by its name; an earlier adapter of that name is "
+    "replaced."""
+    _ADAPTERS[transformer_class] = adapter
+
+
+def find_adapter(transformer: nn.Module) -> Adapter | None:
+    """Return the adapter of a transformer's class or of the nearest class that it derives from."""
+    for base in type(transformer).__mro__:
+        if base.__name__ in _ADAPTERS:
+            return _ADAPTERS[base.__name__]
+    return None
+
+
+def find_transformers(target: object) -> list[tuple[nn.Module, Adapter]]:
+    """Return the video transformers of a pipeline, or a bare one, in the order of their stages."""
+    if isinstance(target, nn.Module):
+        candidates: list[object] = [target]
+    else:
+        candidates = [getattr(target, name, None) for name in ("transformer", "transformer_2")]
+    found = []
+    for candidate in candidates:
+        if isinstance(candidate, nn.Module):
+            transformer = getattr(candidate, "_orig_mod", candidate)  # what torch.compile wraps
+            adapter = find_adapter(transformer)
+            if adapter is None:
+                raise ModelError(
+                    f"{type(transformer).__name__} is no video transformer that svoo knows; it "
+                    "knows "
+                    f"{', '.join(_ADAPTERS)}; svoo.register_adapter teaches it another"
+                )
+            found.append((transformer, adapter))
+    if not found:
+        raise ModelError(
+            f"{type(target).__name__} has no video transformer: expected a diffusers pipeline "
+            "with "
+            "`transformer`, or a transformer"
+        )
+    return found
+
+
+def find_attentions(transformer: nn.Module, adapter: Adapter) -> list[nn.Module]:
+    """Return the self-attention modules of a transformer, one a layer."""
+    attentions: list[nn.Module] = []
+    for blocks, attribute in adapter.sites:
+        attentions += [getattr(block, attribute) for block in getattr(transformer, blocks, ())]
+    if not attentions:
+        raise ModelError(
+            f"{type(transformer).__name__} has no layers at "
+            f"{', '.join('.'.join(site) for site in adapter.sites)}: the adapter does not fit it"
+        )
+    return attentions

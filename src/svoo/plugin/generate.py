@@ -1,0 +1,236 @@
+"""Generation by name: load a pipeline, run it, write the video whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import svoo
+from svoo.catalogue import Model, find_model
+from svoo.config import SVOOConfig
+from svoo.errors import ConfigError, ModelError
+from svoo.profile import Profile
+from svoo.video import write_video
+
+Preset = Literal["default", "paper", "release"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to generate; None leaves a setting to the model."""
+
+    prompt: str
+    out: Path
+    model: str = "mini"
+    image: Path | None = None
+    method: Literal["svoo", "dense"] = "svoo"
+    preset: Preset = "default"
+    mass: float | None = None
+    steps: int | None = None
+    frames: int | None = None
+    height: int | None = None
+    width: int | None = None
+    seed: int = 0
+    guidance: float | None = None
+    dtype: str | None = None
+    device: str | None = None
+    offload: bool = False
+    profile: Path | None = None
+
+
+def check_writable(path: Path) -> None:
+    """Refuse an output path that cannot be written, before any work is done."""
+    if path.is_dir():
+        raise ConfigError(
+            f"cannot write {path}: it is a folder; give a file name such as video.mp4"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error}") from error
+
+
+def known_model(name: str) -> Model | None:
+    """Return the catalogue's row of a name, or None for a path or another hub id."""
+    try:
+        return find_model(name)
+    except ModelError:
+        return None
+
+
+def make_config(request: Request, model: Model | None) -> SVOOConfig:
+    """Return the settings of the preset, with the request's mass."""
+    if request.preset == "release":
+        if model is None:
+            raise ConfigError(
+                "the release preset needs a model of the catalogue; see `svoo models`"
+            )
+        config = SVOOConfig.release(model.name)
+    elif request.preset == "paper":
+        config = SVOOConfig.paper(model.name if model else None)
+    else:
+        config = SVOOConfig.for_model(model.name) if model else SVOOConfig()
+    if request.mass is None:
+        return config
+    return SVOOConfig(**(vars(config) | {"mass": request.mass}))
+
+
+def load_pipeline(request: Request, model: Model | None) -> Any:  # noqa: ANN401 (any pipeline class)
+    """Load by short name, hub id or path; what cannot be had is refused with what to do."""
+    if request.model == "mini":
+        from svoo.mini.pipeline import load
+
+        return load(dtype=DTYPES[request.dtype or "float32"])
+    from diffusers import DiffusionPipeline
+
+    place = model.hub_id if model else request.model
+    dtype = DTYPES[request.dtype or ("bfloat16" if torch.cuda.is_available() else "float32")]
+    try:
+        return DiffusionPipeline.from_pretrained(place, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"cannot load {place!r}: {str(error).splitlines()[0]}\n"
+            "give a short name (`svoo models`), a hub id, or the path of a folder that "
+            "`save_pretrained` wrote; without a network only folders and models already in the "
+            "hub's cache can be loaded"
+        ) from error
+
+
+def call_arguments(request: Request, model: Model | None, pipe: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return what to call the pipeline with; refuse an image too many or too few."""
+    takes_image = "ImageToVideo" in type(pipe).__name__
+    if request.image is not None and not takes_image:
+        raise ConfigError(f"{request.model} makes video from text: it takes no --image")
+    if request.image is None and takes_image:
+        raise ConfigError(f"{request.model} makes video from an image: give one with --image")
+    defaults: dict[str, Any] = {}
+    if model is not None:
+        defaults = {
+            "num_inference_steps": model.steps,
+            "num_frames": model.frames,
+            "height": model.height,
+            "width": model.width,
+            "guidance_scale": model.guidance[0],
+            **model.call_defaults,
+        }
+        if len(model.guidance) > 1:
+            defaults["guidance_scale_2"] = model.guidance[1]
+    asked = {
+        "num_inference_steps": request.steps,
+        "num_frames": request.frames,
+        "height": request.height,
+        "width": request.width,
+        "guidance_scale": request.guidance,
+    }
+    arguments = defaults | {name: value for name, value in asked.items() if value is not None}
+    arguments |= {"prompt": request.prompt, "output_type": "np"}
+    arguments["generator"] = torch.Generator().manual_seed(request.seed)
+    if request.image is not None:
+        from diffusers.utils import load_image
+
+        try:
+            arguments["image"] = load_image(str(request.image))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read the image {request.image}: {error}") from error
+    return arguments
+
+
+def generate(
+    request: Request, on_step: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
+    """Generate, write the mp4 and the JSON beside it, and return what the JSON says.
+
+    `on_step(done, steps)` is told of progress. Whatever happens, the pipeline is restored and no
+    half file is left.
+    """
+    check_writable(request.out)
+    model = known_model(request.model)
+    config = make_config(request, model)
+    profile = "auto" if request.profile is None else Profile.load(request.profile)
+    pipe = load_pipeline(request, model)
+    if request.offload:
+        pipe.enable_model_cpu_offload()
+    elif request.device is not None or torch.cuda.is_available():
+        pipe.to(request.device or "cuda")
+    pipe.set_progress_bar_config(disable=True)
+    arguments = call_arguments(request, model, pipe)
+    clock = _StepClock(on_step)
+    start = time.perf_counter()
+    with svoo.apply(pipe, config, profile, request.method) as handle:  # type: ignore[arg-type]
+        try:
+            frames = pipe(**arguments, callback_on_step_end=clock).frames[0]
+        except ValueError as error:
+            if isinstance(error, svoo.SVOOError):
+                raise
+            raise ConfigError(f"the pipeline refuses this request: {error}") from error
+        stats, summary = handle.stats(), handle.summary()
+    seconds = {"total": time.perf_counter() - start, "denoising": clock.seconds}
+    write_video(frames, request.out)
+    record = {
+        "request": {name: _plain(value) for name, value in asdict(request).items()},
+        "config": _plain(vars(config)),
+        "versions": _versions(),
+        "seconds": seconds,
+        "density": stats["density"],
+        "stats": stats,
+    }
+    write_whole(request.out.with_suffix(".json"), (json.dumps(record, indent=1) + "\n").encode())
+    return {**record, "summary": summary}
+
+
+class _StepClock:
+    """A pipeline callback that times the denoising loop and reports progress."""
+
+    def __init__(self, on_step: Callable[[int, int], None] | None) -> None:
+        self._on_step = on_step
+        self._start = time.perf_counter()
+        self.seconds = 0.0
+
+    def __call__(
+        self,
+        pipe: Any,  # noqa: ANN401 (any pipeline class)
+        step: int,
+        _timestep: object,
+        state: dict[str, Any],
+    ) -> dict[str, Any]:
+        self.seconds = time.perf_counter() - self._start
+        if self._on_step is not None:
+            self._on_step(step + 1, int(pipe.num_timesteps))
+        return state
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        unfinished.write_bytes(data)
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {path}: {error}") from error
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401 (JSON)
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return str(value) if isinstance(value, Path) else value
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "svoo": svoo.__version__}
+    for package in ("torch", "diffusers", "transformers"):
+        found[package] = metadata.version(package)
+    return found

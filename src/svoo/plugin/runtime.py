@@ -1,0 +1,292 @@
+"""The runtime of one applied pipeline: from an intercepted attention call to its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svoo.backends import resolve, run_plan
+from svoo.checks import mix_seeds, seeded
+from svoo.config import SVOOConfig
+from svoo.density import required_density
+from svoo.layout import VideoLayout, to_heads_first, to_tokens_first
+from svoo.methods.base import Call, Method
+from svoo.methods.dense import DenseMethod
+from svoo.methods.svoo import SVOOMethod
+from svoo.plan import BlockPlan
+from svoo.plugin.adapters import Adapter, Grid
+from svoo.plugin.clock import Clock, Context
+from svoo.plugin.seam import dense_attention
+from svoo.plugin.stats import LayerStats
+from svoo.profile import Profile
+from svoo.quality import recall
+from svoo.schedule import Dense, Schedule
+
+PROFILE_MASS = 0.95
+MEASURED_ROWS = 128
+RECALL_ROWS = 64
+
+
+@dataclass
+class Stage:
+    """One transformer of a pipeline: an expert, if there are two."""
+
+    index: int
+    transformer: nn.Module
+    adapter: Adapter
+    grid: Grid | None = None
+    context: Context | None = None
+    layers: list[Layer] = field(default_factory=list)
+
+
+class Layer:
+    """One video self-attention: what `seam` calls."""
+
+    def __init__(self, runtime: Runtime, stage: Stage, index: int) -> None:
+        """Belong to a stage."""
+        self.runtime = runtime
+        self.stage = stage
+        self.index = index
+        self.dense_backend: Any = None
+        self.stats = LayerStats()
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+    ) -> Tensor:
+        """Attend over `[B, N, H, D]`, sparsely where the schedule says so."""
+        return self.runtime.attend(self, query, key, value, mask, scale)
+
+    def dense(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+    ) -> Tensor:
+        """Attend as the model would have without us."""
+        return dense_attention(
+            self.dense_backend, query=query, key=key, value=value, attn_mask=mask, scale=scale
+        )
+
+
+class Runtime:
+    """What one applied pipeline remembers: its clock, its method, its budgets, its statistics."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        stages: list[Stage],
+        config: SVOOConfig,
+        profile: Profile | None,
+        *,
+        measure: bool,
+        dense: bool,
+    ) -> None:
+        """Use a profile's budgets; or `measure` them in the warm-up; or let mass alone decide."""
+        self.clock = clock
+        self.stages = stages
+        self.config = config
+        self.profile = profile
+        self.measure = measure and profile is None and not dense
+        self.always_dense = dense
+        self.method: Method = DenseMethod()
+        self.schedule: Schedule | None = None
+        self.notes: list[str] = []
+        self._measured: dict[tuple[int, int], Tensor] = {}
+        self._measured_at: dict[int, int] = {}  # stage -> the step that is dense to be measured
+
+    def begin_forward(self, stage: Stage, arguments: dict[str, Any]) -> None:
+        """Note where a forward of a transformer stands; a new call forgets the one before."""
+        stage.grid = stage.adapter.grid(stage.transformer, arguments)
+        if self.clock.begin_forward(arguments.get("timestep"), stage.context):
+            self._begin_call()
+
+    def _begin_call(self) -> None:
+        self.method.reset()
+        self._measured.clear()
+        self._measured_at.clear()
+        steps = self.clock.steps
+        if self.always_dense or steps is None:
+            self.method, self.schedule = DenseMethod(), None
+            if steps is None:
+                self._note(
+                    "dense: the number of steps is not known; call handle.set_step(step, steps)"
+                )
+            return
+        self.schedule = Schedule(self.config, steps, self._budgets(steps))
+        self.method = SVOOMethod(self.config, self.schedule)
+
+    def _budgets(self, steps: int) -> Tensor | None:
+        """Return budgets `[steps, layers, heads]`, or None; those to be measured are 0 until "
+        "they are."""
+        layers = [len(stage.layers) for stage in self.stages]
+        if self.profile is not None:
+            sigmas = self.clock.sigmas()
+            if sigmas is None:
+                self._note(
+                    "the scheduler has no noise levels: every step takes the profile's mean"
+                )
+                mean = self.profile.budgets(PROFILE_MASS).mean(dim=0)
+                return mean.expand(steps, *mean.shape)
+            return self.profile.at_sigmas(sigmas, self._stages_of(sigmas)).budgets(PROFILE_MASS)
+        if self.measure and self.config.count_dense_steps(steps) == 0:
+            self._note("no dense step to measure budgets in: mass alone decides")
+        elif self.measure:
+            return torch.zeros(steps, max(layers), self._heads())
+        return None
+
+    def _stages_of(self, sigmas: Tensor) -> Tensor:
+        pipeline: Any = self.clock.pipeline
+        boundary = getattr(getattr(pipeline, "config", None), "boundary_ratio", None)
+        if boundary is None or len(self.stages) == 1:
+            return torch.zeros(len(sigmas), dtype=torch.int64)
+        return (sigmas < boundary).long()
+
+    def _heads(self) -> int:
+        config: Any = self.stages[0].transformer.config
+        return int(config.num_attention_heads)
+
+    def attend(
+        self,
+        layer: Layer,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scale: float | None,
+    ) -> Tensor:
+        """Attend over `[B, N, H, D]`: ask the method, run its plan, or stay dense and say why."""
+        layout = _read_layout(layer.stage, query, mask)
+        if isinstance(layout, Dense):
+            return self._attend_densely(layer, layout, query, key, value, mask, scale)
+        stage, device = layer.stage, query.device
+        step = self.clock.step
+
+        def watch(phase: str) -> AbstractContextManager[None]:
+            return layer.stats.watch.phase(phase, device)
+
+        call = Call(
+            step,
+            layer.index,
+            layout,
+            stage=stage.index,
+            branch=self.clock.branch(stage.context),
+            scale=scale,
+            watch=watch,
+        )
+        wide = to_heads_first(query), to_heads_first(key), to_heads_first(value)
+        decision = self._must_measure(layer) or self.method.plan(*wide, call)
+        if isinstance(decision, Dense):
+            self._measure(layer, layout, *wide[:2], scale)
+            return self._attend_densely(layer, decision, query, key, value, mask, scale)
+        with watch("attention"):
+            output = run_plan(*wide, decision, backend=self.config.backend, scale=scale)
+        self._note_plan(layer, layout, decision, wide[0], wide[1], scale)
+        return to_tokens_first(output)
+
+    def _attend_densely(
+        self,
+        layer: Layer,
+        why: Dense,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scale: float | None,
+    ) -> Tensor:
+        layer.stats.dense_calls += 1
+        layer.stats.reasons[why.reason] += 1
+        with layer.stats.watch.phase("dense", query.device):
+            return layer.dense(query, key, value, mask, scale)
+
+    def _must_measure(self, layer: Layer) -> Dense | None:
+        """Return dense in the first step of a stage that has no warm-up of its own but needs "
+        "budgets."""
+        if not self._measures or layer.index < self.config.dense_layers:
+            return None
+        assert self.schedule is not None
+        stage, step = layer.stage.index, self.clock.step
+        if isinstance(self.schedule.at(step, layer.index), Dense):
+            return None
+        if stage not in self._measured_at:
+            self._measured_at[stage] = step
+        if self._measured_at[stage] == step:
+            return Dense("the first step of this expert is dense to measure its budgets")
+        return None
+
+    @property
+    def _measures(self) -> bool:
+        return self.measure and self.schedule is not None and self.schedule.budgets is not None
+
+    def _measure(
+        self, layer: Layer, layout: VideoLayout, query: Tensor, key: Tensor, scale: float | None
+    ) -> None:
+        """Measure a layer's budgets in the last dense step of its stage, once."""
+        place = layer.stage.index, layer.index
+        if not self._measures or place in self._measured or layer.index < self.config.dense_layers:
+            return
+        assert self.schedule is not None and self.schedule.budgets is not None
+        step, warm_up = self.clock.step, self.config.count_dense_steps(self.schedule.steps)
+        if step < warm_up - 1:
+            return
+        self._measured_at.setdefault(place[0], step)
+        with layer.stats.watch.phase("measuring", query.device):
+            video = layout.video_part(query), layout.video_part(key)
+            found = required_density(
+                *video,
+                mass=PROFILE_MASS,
+                rows=min(MEASURED_ROWS, layout.video),
+                scale=scale,
+                generator=seeded(mix_seeds(self.config.seed, *place)),
+            )
+            self._measured[place] = found.value.amax(dim=0).cpu()  # the most that a sample needs
+        self.schedule.budgets[step:, layer.index] = self._measured[place]
+
+    def _note_plan(
+        self,
+        layer: Layer,
+        layout: VideoLayout,
+        plan: BlockPlan,
+        query: Tensor,
+        key: Tensor,
+        scale: float | None,
+    ) -> None:
+        stats = layer.stats
+        stats.sparse_calls += 1
+        stats.backends[resolve(self.config.backend, query, plan).name] += 1
+        padding = None if layout.valid_text is None else layout.text - layout.valid_text
+        stats.densities.append(plan.density(padding).mean(dim=0))
+        if self.config.measure_recall:
+            rows = min(RECALL_ROWS, query.shape[2])
+            stats.recalls.append(recall(query, key, plan, rows=rows, scale=scale).mean(dim=0))
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _read_layout(stage: Stage, query: Tensor, mask: Tensor | None) -> VideoLayout | Dense:
+    """Return the layout of a sequence `[B, N, H, D]`, or dense with what is not understood."""
+    if stage.grid is None:
+        return Dense("the grid of the video is not known")
+    frames, height, width = stage.grid
+    text = query.shape[1] - frames * height * width
+    if text < 0:
+        return Dense(
+            f"{query.shape[1]} tokens are fewer than the grid {frames} x {height} x {width}"
+        )
+    if mask is None:
+        return VideoLayout(frames, height, width, text, stage.adapter.text_first)
+    batch, tokens = query.shape[:2]
+    if (
+        not stage.adapter.prefix_mask
+        or mask.dtype != torch.bool
+        or mask.shape != (batch, 1, 1, tokens)
+    ):
+        return Dense(f"an attention mask {list(mask.shape)} of {mask.dtype} is not understood")
+    valid = mask.view(batch, tokens).sum(dim=-1) - frames * height * width
+    return VideoLayout(frames, height, width, text, stage.adapter.text_first, valid)
+
+
+MakeRuntime = Callable[[Clock, list[Stage]], Runtime]

@@ -1,0 +1,119 @@
+"""What happened in a run: calls, densities, times and reasons, gathered without waiting for a
+device."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PHASES = ("clustering", "selection", "attention", "dense", "measuring")
+
+
+class Stopwatch:
+    """Adds up seconds by phase: wall time on the CPU, events on a CUDA device, read only when "
+    "asked."""
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(
+            list
+        )
+
+    @contextmanager
+    def phase(self, name: str, device: torch.device) -> Iterator[None]:
+        """Time what is done inside."""
+        if device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            yield
+            end.record()
+            self._events[name].append((start, end))
+        else:
+            begin = time.perf_counter()
+            yield
+            self._seconds[name] += time.perf_counter() - begin
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of every phase; waits for a CUDA device."""
+        for name, pairs in self._events.items():
+            for start, end in pairs:
+                end.synchronize()
+                self._seconds[name] += start.elapsed_time(end) / 1e3
+            pairs.clear()
+        return {name: self._seconds.get(name, 0.0) for name in PHASES}
+
+
+@dataclass
+class LayerStats:
+    """One layer's calls."""
+
+    sparse_calls: int = 0
+    dense_calls: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    backends: Counter[str] = field(default_factory=Counter)
+    densities: list[Tensor] = field(default_factory=list)  # [heads] a call
+    recalls: list[Tensor] = field(default_factory=list)
+    watch: Stopwatch = field(default_factory=Stopwatch)
+
+    def as_data(self) -> dict[str, Any]:
+        """Return plain numbers and words; waits for the device."""
+        density, recall = _mean(self.densities), _mean(self.recalls)
+        return {
+            "sparse_calls": self.sparse_calls,
+            "dense_calls": self.dense_calls,
+            "dense_reasons": dict(self.reasons),
+            "backends": dict(self.backends),
+            "density": None if density is None else float(density.mean()),
+            "density_by_head": None if density is None else density.tolist(),
+            "recall": None if recall is None else float(recall.mean()),
+            "seconds": self.watch.seconds(),
+        }
+
+
+def _mean(values: list[Tensor]) -> Tensor | None:
+    return torch.stack(values).float().mean(dim=0).cpu() if values else None
+
+
+def summarise(data: dict[str, Any]) -> str:
+    """Return `Handle.stats()` as a text table: a row a layer, then the reasons, then what it "
+    "cost."""
+    lines = [
+        f"method {data['method']}, {data['calls']} calls of the pipeline, last with "
+        f"{data['steps']} steps",
+        f"budgets: {data['budgets']}",
+        "",
+        "stage layer  sparse  dense  density  recall  cluster s  select s  attend s  dense s",
+    ]
+    reasons: Counter[str] = Counter()
+    backends: Counter[str] = Counter()
+    for row in data["layers"]:
+        seconds = row["seconds"]
+        times = "".join(f"{seconds[name]:10.3f}" for name in PHASES[:4])
+        lines.append(
+            f"{row['stage']:5d} {row['layer']:5d} {row['sparse_calls']:7d} "
+            f"{row['dense_calls']:6d} "
+            f"{_figure(row['density'])} {_figure(row['recall'])} {times}"
+        )
+        reasons.update(row["dense_reasons"])
+        backends.update(row["backends"])
+    lines.append("")
+    lines += [f"{count} calls on the {name} backend" for name, count in backends.items()]
+    lines += [f"{count} dense calls: {reason}" for reason, count in reasons.items()]
+    lines += [f"note: {note}" for note in data["notes"]]
+    lines.append(
+        f"density over sparse calls {_figure(data['density']).strip()}; measuring budgets took "
+        f"{data['seconds']['measuring']:.3f} s; state {data['state_bytes']:,} bytes"
+    )
+    return "\n".join(lines)
+
+
+def _figure(value: float | None) -> str:
+    return "      -" if value is None else f"{value:7.3f}"

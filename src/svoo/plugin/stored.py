@@ -1,0 +1,34 @@
+"""Where `profile="auto"` looks: beside the embedded model, then in the user's cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from svoo.catalogue import Model
+from svoo.errors import ProfileError
+from svoo.profile import Profile
+
+_SHIPPED = Path(__file__).parents[1] / "mini" / "weights" / "profile.safetensors"
+
+
+def cache_folder() -> Path:
+    """Return the user's folder for profiles (XDG_CACHE_HOME is where users say that caches go)."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "svoo" / "profiles"
+
+
+def find_profile(model: Model | None, layers: int, heads: int) -> Profile | None:
+    """Return the first stored profile of a recognised model that has its layers and heads."""
+    if model is None:
+        return None
+    for path in (_SHIPPED, *sorted(cache_folder().glob("*.safetensors"))):
+        if path.exists():
+            try:
+                profile = Profile.load(path)
+            except ProfileError:
+                continue  # somebody else's file; one that is asked for by name is never skipped
+            if profile.provenance.get("model") == model.name:
+                profile.check_fits(layers, heads)
+                return profile
+    return None

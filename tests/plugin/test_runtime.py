@@ -1,0 +1,121 @@
+"""What an intercepted call does: layouts, masks, budgets, measuring."""
+
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+from svoo import Profile, SVOOConfig, VideoLayout
+from svoo.plugin.adapters import Adapter
+from svoo.plugin.handle import apply
+from svoo.plugin.runtime import Stage, _read_layout
+from svoo.profile import flow_sigmas
+from svoo.schedule import Dense
+
+SETTINGS: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8, "dense_layers": 0}
+
+
+def stage(*, prefix_mask: bool = False) -> Stage:
+    adapter = Adapter((("blocks", "attn1"),), lambda *_: (2, 3, 4), prefix_mask=prefix_mask)
+    return Stage(0, torch.nn.Identity(), adapter, grid=(2, 3, 4))
+
+
+def test_what_is_beyond_the_grid_is_text() -> None:
+    assert _read_layout(stage(), torch.zeros(1, 24, 2, 8), None) == VideoLayout(2, 3, 4)
+    assert _read_layout(stage(), torch.zeros(1, 29, 2, 8), None) == VideoLayout(2, 3, 4, 5)
+
+
+def test_a_prefix_mask_counts_the_real_text() -> None:
+    mask = torch.ones(2, 1, 1, 29, dtype=torch.bool)
+    mask[1, ..., 26:] = False
+    layout = _read_layout(stage(prefix_mask=True), torch.zeros(2, 29, 2, 8), mask)
+    assert isinstance(layout, VideoLayout)
+    assert layout.valid_text is not None
+    assert layout.valid_text.tolist() == [5, 2]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "mask"),
+    [
+        (False, torch.ones(1, 1, 1, 29, dtype=torch.bool)),
+        (True, torch.zeros(1, 1, 29, 29)),
+        (True, torch.ones(1, 1, 29, 29, dtype=torch.bool)),
+    ],
+)
+def test_a_mask_that_is_not_understood_means_dense(prefix: bool, mask: torch.Tensor) -> None:
+    found = _read_layout(stage(prefix_mask=prefix), torch.zeros(1, 29, 2, 8), mask)
+    assert isinstance(found, Dense)
+    assert "attention mask" in found.reason
+
+
+def test_too_few_tokens_or_no_grid_mean_dense() -> None:
+    short = _read_layout(stage(), torch.zeros(1, 23, 2, 8), None)
+    assert short == Dense("23 tokens are fewer than the grid 2 x 3 x 4")
+    unknown = Stage(0, torch.nn.Identity(), stage().adapter)
+    assert isinstance(_read_layout(unknown, torch.zeros(1, 24, 2, 8), None), Dense)
+
+
+def profile(steps: int, values: torch.Tensor) -> Profile:
+    """One input, three layers, four heads; `values` `[steps]` for every layer and head."""
+    density = values.view(1, steps, 1, 1, 1).expand(1, steps, 3, 4, 1)
+    masses = torch.tensor([0.95], dtype=torch.float64)
+    return Profile(density, flow_sigmas(steps, 3.0), torch.zeros(steps).long(), masses)
+
+
+def test_a_profiles_budget_follows_the_noise_level_not_the_index() -> None:
+    """50 steps in the profile, 6 in the run: each step gets the budget of its sigma."""
+    sigma = flow_sigmas(50, 3.0)
+    pipe = tiny.build("wan2.1-t2v")
+    config = SVOOConfig(dense_steps=0, mass=0.5, **SETTINGS)
+    with apply(pipe, config, profile=profile(50, sigma.float())) as handle:
+        tiny.generate(pipe, steps=6)
+        schedule = handle._runtime.schedule
+        assert schedule is not None
+        assert schedule.budgets is not None
+        expected = pipe.scheduler.sigmas[:6].float().clamp(sigma[-1].item(), 1.0)
+        torch.testing.assert_close(schedule.budgets[:, 2, 3], expected, atol=1e-3, rtol=0)
+
+
+def test_budgets_are_measured_in_the_last_warm_up_step() -> None:
+    pipe = tiny.build("wan2.1-t2v")
+    config = SVOOConfig(dense_steps=2, mass=0.5, **SETTINGS)
+    with apply(pipe, config) as handle:
+        tiny.generate(pipe, steps=4)
+        schedule = handle._runtime.schedule
+        assert schedule is not None
+        assert schedule.budgets is not None
+        assert bool((schedule.budgets[0] == 0).all())
+        assert bool((schedule.budgets[1:] > 0).all())
+        data = handle.stats()
+    assert data["budgets"] == "measured in the warm-up"
+    assert data["seconds"]["measuring"] > 0
+    assert [row["dense_calls"] for row in data["layers"]] == [4, 4, 4]  # two steps, two branches
+
+
+def test_the_second_expert_is_measured_in_its_own_first_step() -> None:
+    pipe = tiny.build("wan2.2-t2v")
+    with apply(pipe, SVOOConfig(dense_steps=1, mass=0.5, **SETTINGS)) as handle:
+        tiny.generate(pipe, steps=8)
+        data = handle.stats()
+        measured = handle._runtime._measured
+    assert set(measured) == {(stage, layer) for stage in (0, 1) for layer in range(3)}
+    second = [row for row in data["layers"] if row["stage"] == 1]
+    reason = "the first step of this expert is dense to measure its budgets"
+    assert all(row["dense_reasons"] == {reason: 2} for row in second)
+    assert all(row["sparse_calls"] > 0 for row in second)
+
+
+def test_without_a_dense_step_mass_alone_decides_and_says_so() -> None:
+    pipe = tiny.build("wan2.1-t2v")
+    with apply(pipe, SVOOConfig(dense_steps=0, mass=0.5, **SETTINGS)) as handle:
+        tiny.generate(pipe, steps=2)
+        assert "note: no dense step to measure budgets in: mass alone decides" in handle.summary()
+
+
+def test_recall_is_measured_when_asked() -> None:
+    pipe = tiny.build("wan2.1-t2v")
+    config = SVOOConfig(dense_steps=1, mass=0.5, measure_recall=True, **SETTINGS)
+    with apply(pipe, config) as handle:
+        tiny.generate(pipe, steps=3)
+        assert all(0.3 < row["recall"] < 1 for row in handle.stats()["layers"])

@@ -1,0 +1,51 @@
+import time
+
+import torch
+
+from svoo.plugin.stats import LayerStats, Stopwatch, summarise
+
+
+def test_phases_add_up() -> None:
+    watch = Stopwatch()
+    for _ in range(2):
+        with watch.phase("attention", torch.device("cpu")):
+            time.sleep(0.01)
+    seconds = watch.seconds()
+    assert 0.02 <= seconds["attention"] < 1
+    assert seconds["clustering"] == 0
+
+
+def test_a_layers_numbers_are_means_over_calls() -> None:
+    stats = LayerStats(
+        sparse_calls=2, densities=[torch.tensor([0.2, 0.4]), torch.tensor([0.4, 0.6])]
+    )
+    data = stats.as_data()
+    assert data["density_by_head"] == [0.30000001192092896, 0.5]
+    assert round(data["density"], 6) == 0.4
+    assert data["recall"] is None
+
+
+def test_the_table_has_a_row_a_layer_and_all_reasons() -> None:
+    stats = LayerStats(sparse_calls=1, densities=[torch.tensor([0.25])])
+    stats.reasons["because"] = 3
+    stats.backends["blocked"] = 1
+    data = {
+        "method": "svoo",
+        "calls": 1,
+        "steps": 20,
+        "budgets": "measured",
+        "density": 0.25,
+        "layers": [{"stage": 0, "layer": 4, **stats.as_data()}],
+        "seconds": stats.watch.seconds(),
+        "state_bytes": 1234,
+        "notes": ["a remark"],
+    }
+    text = summarise(data)
+    for part in (
+        "    0     4       1",
+        "0.250",
+        "3 dense calls: because",
+        "note: a remark",
+        "1,234 bytes",
+    ):
+        assert part in text
