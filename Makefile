@@ -31,9 +31,10 @@ lint: setup
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
 
-benchmark: setup ## Time attention and clustering against dense (keep the machine idle)
+benchmark: setup ## Time attention, clustering and interception against dense (keep the machine idle)
 	@$(RUN) benchmarks/attention.py --out out/benchmarks
 	@$(RUN) benchmarks/clustering.py --out out/benchmarks
+	@$(RUN) benchmarks/intercept.py --out out/benchmarks
 
 clean: ## Remove the environment and everything generated
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis
