@@ -9,7 +9,7 @@ from svoo.mini import train_dit as train_dit_module
 from svoo.mini.build import assemble, make_text_encoder, make_tokenizer, make_transformer, make_vae
 from svoo.mini.train_dit import Batch, Codes, LatentCache, embed, train_dit
 
-TINY = Codes("tiny", 3, 5, 16, 32, 2)
+TINY = Codes("tiny", 3, 2, 5, 16, 32, 2)
 
 
 def test_captions_are_embedded_as_the_pipeline_does_it() -> None:
@@ -25,12 +25,14 @@ def test_captions_are_embedded_as_the_pipeline_does_it() -> None:
 def test_codes_are_cached_by_autoencoder(tmp_path: Path) -> None:
     torch.manual_seed(0)
     vae = make_vae([0.5] * 16, [2.0] * 16)
-    codes, captions = LatentCache(tmp_path, vae).get(TINY)
+    codes, captions = LatentCache(tmp_path, vae).get(TINY, 0)
     assert codes.shape == (3, 16, 2, 2, 4)
     assert len(captions) == 3
-    again, _ = LatentCache(tmp_path, vae).get(TINY)
+    again, _ = LatentCache(tmp_path, vae).get(TINY, 0)
     assert torch.equal(codes, again)
-    LatentCache(tmp_path, make_vae()).get(TINY)
+    others, _ = LatentCache(tmp_path, vae).get(TINY, 1)
+    assert not torch.equal(codes, others)
+    LatentCache(tmp_path, make_vae()).get(TINY, 0)
     assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -23,7 +23,7 @@ Weights = Annotated[Path, typer.Option(help="Folder of the exported weights.")]
 def vae(
     *,
     out: Out = Path("training"),
-    steps: Steps = 4000,
+    steps: Steps = 2800,
     resume: Resume = False,
     threads: Threads = 1,
 ) -> None:
@@ -38,7 +38,7 @@ def vae(
 def dit(
     *,
     out: Out = Path("training"),
-    steps: Steps = 16_000,
+    steps: Steps = 14_000,
     resume: Resume = False,
     threads: Threads = 1,
     weights: Weights = WEIGHTS,

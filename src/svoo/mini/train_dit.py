@@ -19,26 +19,31 @@ from svoo.mini.build import assemble, make_text_encoder, make_tokenizer, make_tr
 from svoo.mini.scenes import CLIP_FRAMES, draw_scene, render
 from svoo.mini.training import Averaged, Log, cosine_rate, load_resume, save_grid, save_resume
 
-PEAK_RATE = 1.2e-3
+PEAK_RATE = 1e-3
 CAPTION_DROPOUT = 0.1
 TEXT_LENGTHS = (32, 32, 32, 32, 32, 32, 64, 128, 512)  # what pipelines pad captions to
 
 
 @dataclass(frozen=True)
 class Codes:
-    """A kind of clips whose codes are cached."""
+    """A kind of clips whose codes are cached, in files of `clips` each.
+
+    One more file comes into play every `NEW_FILE_EVERY` steps, so that training can begin early.
+    """
 
     name: str
     clips: int
+    files: int
     frames: int
     height: int
     width: int
     encoded_together: int
 
 
-HALF = Codes("half", 4000, CLIP_FRAMES, 80, 144, 4)
-SHORT = Codes("short", 2000, 5, 144, 256, 8)
-FULL = Codes("full", 400, CLIP_FRAMES, 144, 256, 2)
+HALF = Codes("half", 400, 12, CLIP_FRAMES, 80, 144, 4)
+SHORT = Codes("short", 400, 8, 5, 144, 256, 8)
+FULL = Codes("full", 100, 6, CLIP_FRAMES, 144, 256, 2)
+NEW_FILE_EVERY = 300
 
 
 @dataclass(frozen=True)
@@ -80,28 +85,30 @@ class LatentCache:
             digest.update(value.float().numpy().tobytes())
         self.folder = folder / digest.hexdigest()[:12]
         self.vae = vae
-        self._loaded: dict[str, tuple[Tensor, list[str]]] = {}
+        self._loaded: dict[tuple[str, int], tuple[Tensor, list[str]]] = {}
 
-    def get(self, codes: Codes) -> tuple[Tensor, list[str]]:
+    def get(self, codes: Codes, number: int) -> tuple[Tensor, list[str]]:
         """Return normalised codes `[clips, 16, frames, rows, columns]` in float16, and their
         captions."""
-        if codes.name not in self._loaded:
-            path = self.folder / f"{codes.name}.safetensors"
+        key = codes.name, number
+        if key not in self._loaded:
+            path = self.folder / f"{codes.name}-{number}.safetensors"
             if not path.exists():
-                self._make(codes, path)
-            scenes = [draw_scene(_clip_chance(codes, clip)) for clip in range(codes.clips)]
-            captions = [scene.caption for scene in scenes]
-            self._loaded[codes.name] = load_file(path)["codes"], captions
-        return self._loaded[codes.name]
+                self._make(codes, number, path)
+            clips = range(number * codes.clips, (number + 1) * codes.clips)
+            captions = [draw_scene(_clip_chance(codes, clip)).caption for clip in clips]
+            self._loaded[key] = load_file(path)["codes"], captions
+        return self._loaded[key]
 
     @torch.no_grad()
-    def _make(self, codes: Codes, path: Path) -> None:
+    def _make(self, codes: Codes, number: int, path: Path) -> None:
         mean = torch.tensor(self.vae.config.latents_mean).view(1, -1, 1, 1, 1)
         std = torch.tensor(self.vae.config.latents_std).view(1, -1, 1, 1, 1)
         done = []
-        for start in range(0, codes.clips, codes.encoded_together):
+        end = (number + 1) * codes.clips
+        for start in range(number * codes.clips, end, codes.encoded_together):
             clips = []
-            for clip in range(start, min(codes.clips, start + codes.encoded_together)):
+            for clip in range(start, min(end, start + codes.encoded_together)):
                 chance = _clip_chance(codes, clip)
                 scene = draw_scene(chance)
                 first = chance.randint(0, CLIP_FRAMES - codes.frames)
@@ -154,7 +161,9 @@ def train_dit(
         batch = chance.choice(LATE if step >= (1 - LATE_PART) * steps else EARLY)
         for group in optimiser.param_groups:
             group["lr"] = min(1.0, (step + 1) / 100) * cosine_rate(step, steps, PEAK_RATE)
-        loss = _loss(parts, tokenizer, latents, batch, chance)
+        file = chance.randrange(min(batch.codes.files, 1 + step // NEW_FILE_EVERY))
+        codes, captions = latents.get(batch.codes, file)
+        loss = _loss(parts, tokenizer, codes, captions, batch, chance)
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parts.parameters(), 1.0)
@@ -175,12 +184,12 @@ def train_dit(
 def _loss(
     parts: nn.ModuleDict,
     tokenizer: PreTrainedTokenizerFast,
-    latents: LatentCache,
+    codes: Tensor,
+    captions: list[str],
     batch: Batch,
     chance: random.Random,
 ) -> Tensor:
     """Return the flow-matching loss of a batch drawn by `chance`."""
-    codes, captions = latents.get(batch.codes)
     picked = [chance.randrange(len(codes)) for _ in range(batch.clips)]
     clean = codes[picked, :, : batch.frames].float()
     words = ["" if chance.random() < CAPTION_DROPOUT else captions[clip] for clip in picked]
