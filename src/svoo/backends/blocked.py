@@ -55,12 +55,14 @@ class BlockedBackend:
         lse = query.new_empty(batch, heads, tokens, dtype=lse_dtype) if return_lse else None
         crew = self._crew(query)
         pairs = [(b, h) for b in range(batch) for h in range(heads)]
-        places = [_Head(query, key, plan) for _ in range(min(crew.size, len(pairs)))]
-        rooms = [torch.empty_like(places[0].source) for _ in range(crew.size)]
+        space = crew.take_space(query, key, plan)
+        places, rooms = space.heads, space.rooms
         for first in range(0, len(pairs), len(places)):
             group = pairs[first : first + len(places)]
             used = places[: len(group)]
-            moves = [partial(head.move_to, *pair) for head, pair in zip(used, group, strict=True)]
+            moves = [
+                partial(head.move_to, plan, *pair) for head, pair in zip(used, group, strict=True)
+            ]
             crew.share(moves, rooms)
             crew.share([task for head in used for task in head.fills(query, key, value)], rooms)
             if plan.compensate is not None:
@@ -74,6 +76,7 @@ class BlockedBackend:
                 rooms,
             )
             crew.share([partial(head.put_back, output, lse) for head in used], rooms)
+        crew.give_back(space)
         return Attention(output, lse)
 
     def _crew(self, query: Tensor) -> _Crew:
@@ -94,18 +97,17 @@ Task = Callable[[Tensor], None]
 class _Head:
     """One head in block order: keys and values with the block means behind them, and queries."""
 
-    def __init__(self, query: Tensor, key: Tensor, plan: BlockPlan) -> None:
-        self.plan = plan
+    def __init__(self, query: Tensor, key: Tensor, means: int) -> None:
         self.tokens, self.size = key.shape[2], key.shape[3]
-        self.means = 0 if plan.compensate is None else plan.keep.shape[3]
+        self.means = means
         self.source = key.new_empty(self.tokens + self.means, 2 * self.size)
         self.queries = query.new_empty(query.shape[2:])
         self.lse = query.new_empty(query.shape[2], dtype=accumulation_dtype(query))
         self.rows = torch.arange(self.tokens, device=key.device, dtype=torch.int32)
 
-    def move_to(self, b: int, h: int, _room: Tensor) -> None:
+    def move_to(self, plan: BlockPlan, b: int, h: int, _room: Tensor) -> None:
         """Stand for another head; its tokens are filled in afterwards."""
-        plan, self.place = self.plan, (b, h)
+        self.place = (b, h)
         self.keep, self.sizes = plan.keep[b, h], plan.key_sizes[b, h]
         self.key_order = None if plan.key_order is None else plan.key_order[b, h]
         self.query_order = None if plan.query_order is None else plan.query_order[b, h]
@@ -198,15 +200,30 @@ class _Head:
                 target[self.place].index_copy_(0, self.query_order, source)
 
 
+class _Space:
+    """Memory for a call: places for as many heads as there are workers, and a room for each
+    worker."""
+
+    def __init__(
+        self, query: Tensor, key: Tensor, means: int, workers: int, shape: object
+    ) -> None:
+        self.shape = shape
+        pairs = query.shape[0] * query.shape[1]
+        self.heads = [_Head(query, key, means) for _ in range(min(workers, pairs))]
+        self.rooms = [torch.empty_like(self.heads[0].source) for _ in range(workers)]
+
+
 class _Crew:
     """Workers that take tasks in turn, each running torch on one thread of its own.
 
     A fused call on some 256 queries is too short for threads to share: with a worker a thread the
-    whole takes 0.8 of the time. They are kept from call to call.
+    whole takes 0.8 of the time. They and the memory of the last call are kept, because new pages
+    cost a tenth of a call.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self._spare: list[_Space] = []
         self.pool = ThreadPoolExecutor(size, "svoo-blocked") if size > 1 else None
         if self.pool is not None:
             together = Barrier(size)
@@ -218,6 +235,24 @@ class _Crew:
             list(self.pool.map(begin, range(size)))
             # The workers' setting became the default of threads yet to come: put it back.
             torch.set_num_threads(size)
+
+    def take_space(self, query: Tensor, key: Tensor, plan: BlockPlan) -> _Space:
+        """Return memory that fits a call: what the last one left, or new."""
+        means = 0 if plan.compensate is None else plan.keep.shape[3]
+        pairs = min(self.size, query.shape[0] * query.shape[1])
+        shape = pairs, query.shape[2:], key.shape[2:], means, query.dtype, query.device
+        try:
+            space = self._spare.pop()
+        except IndexError:  # the first call, or another one runs at the same time
+            space = None
+        if space is None or space.shape != shape:
+            space = _Space(query, key, means, self.size, shape)
+        return space
+
+    def give_back(self, space: _Space) -> None:
+        """Keep the memory of a call for the next; only the last call's, and only on the CPU."""
+        if space.rooms[0].device.type == "cpu":
+            self._spare[:] = [space]
 
     def share(self, tasks: Sequence[Task], rooms: list[Tensor]) -> None:
         """Run all tasks and wait for them; an error in one is raised here."""
