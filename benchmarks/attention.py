@@ -31,21 +31,32 @@ FLEX_BLOCK = 128
 
 
 def even_plan(
-    tokens: int, query_blocks: int, key_blocks: int, density: float, *, compensate: bool
+    tokens: int,
+    query_blocks: int,
+    key_blocks: int,
+    density: float,
+    *,
+    compensate: bool,
+    heads: int = 1,
 ) -> BlockPlan:
     """Return a random plan of about equal blocks in a random token order, as clusters would be."""
     generator = seeded(1)
-    keep = torch.zeros(1, 1, query_blocks, key_blocks, dtype=torch.bool)
-    kept = max(1, round(density * key_blocks))
-    for row in keep[0, 0]:
-        row[torch.randperm(key_blocks, generator=generator)[:kept]] = True
+    ranks = torch.rand(1, heads, query_blocks, key_blocks, generator=generator).argsort(dim=-1)
+    keep = ranks < max(1, round(density * key_blocks))
 
     def labels(blocks: int) -> Tensor:
-        shuffled = torch.randperm(tokens, generator=generator)
-        return (shuffled * blocks // tokens).view(1, 1, tokens)
+        shuffled = torch.rand(1, heads, tokens, generator=generator).argsort(dim=-1)
+        return shuffled * blocks // tokens
 
-    marked = torch.ones(1, 1, key_blocks, dtype=torch.bool) if compensate else None
+    marked = torch.ones(1, heads, key_blocks, dtype=torch.bool) if compensate else None
     return BlockPlan.from_labels(labels(query_blocks), labels(key_blocks), keep, marked)
+
+
+def random_tokens(tokens: int, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query, key, value `[1, heads, tokens, HEAD_SIZE]`."""
+    shape = (1, heads, tokens, HEAD_SIZE)
+    query, key, value = (torch.randn(shape, generator=seeded(i)) for i in range(3))
+    return query, key, value
 
 
 def flex_mask(keep: Tensor, tokens: int) -> BlockMask:
@@ -64,32 +75,37 @@ def flex_mask(keep: Tensor, tokens: int) -> BlockMask:
 
 
 def compare_backends(
-    tokens: int, density: float, query_blocks: int, repeats: int
+    tokens: int, density: float, query_blocks: int, heads: int, repeats: int
 ) -> dict[str, Any]:
-    """Time one head, dense and sparse, after checking that the sparse output is right."""
-    query, key, value = (
-        torch.randn(1, 1, tokens, HEAD_SIZE, generator=seeded(i)) for i in range(3)
-    )
+    """Time dense and sparse attention after checking that the sparse output is right."""
+    query, key, value = random_tokens(tokens, heads)
     key_blocks = max(32, default_clusters(tokens)[1])
-    plain = even_plan(tokens, query_blocks, key_blocks, density, compensate=False)
-    compensated = even_plan(tokens, query_blocks, key_blocks, density, compensate=True)
+    plans = {
+        name: even_plan(
+            tokens, query_blocks, key_blocks, density, compensate=compensate, heads=heads
+        )
+        for name, compensate in (("blocked", False), ("compensated", True))
+    }
     small = 2048  # the gate: the same code at a size that the reference can hold
     for compensate in (False, True):
-        plan = even_plan(small, 8, 32, density, compensate=compensate)
+        plan = even_plan(small, 8, 32, density, compensate=compensate, heads=heads)
         part = query[:, :, :small], key[:, :, :small], value[:, :, :small]
         exact = run_plan(*part, plan, backend="reference")
         gate(f"blocked at {small} tokens", run_plan(*part, plan, backend="blocked"), exact, 2e-5)
     row = interleave(
         {
             "dense": lambda: scaled_dot_product_attention(query, key, value),
-            "blocked": lambda: run_plan(query, key, value, plain, backend="blocked"),
-            "compensated": lambda: run_plan(query, key, value, compensated, backend="blocked"),
+            "blocked": lambda: run_plan(query, key, value, plans["blocked"], backend="blocked"),
+            "compensated": lambda: run_plan(
+                query, key, value, plans["compensated"], backend="blocked"
+            ),
         },
         repeats,
     )
-    real = float(plain.density().mean())
+    real = float(plans["blocked"].density().mean())
     return {
         "tokens": tokens,
+        "heads": heads,
         "density": real,
         "query_blocks": query_blocks,
         "key_blocks": key_blocks,
@@ -99,15 +115,12 @@ def compare_backends(
     }
 
 
-def compare_flex(tokens: int, density: float, repeats: int) -> dict[str, Any]:
-    """Time blocked against compiled flex_attention on the same fixed 128-token blocks, in "
-    "token order."""
-    query, key, value = (
-        torch.randn(1, 1, tokens, HEAD_SIZE, generator=seeded(i)) for i in range(3)
-    )
+def compare_flex(tokens: int, density: float, heads: int, repeats: int) -> dict[str, Any]:
+    """Time blocked against compiled flex_attention on equal 128-token blocks, in token order."""
+    query, key, value = random_tokens(tokens, heads)
     blocks = tokens // FLEX_BLOCK
-    keep = even_plan(tokens, blocks, blocks, density, compensate=False).keep
-    sizes = torch.full((1, 1, blocks), FLEX_BLOCK)
+    keep = even_plan(tokens, blocks, blocks, density, compensate=False, heads=heads).keep
+    sizes = torch.full((1, heads, blocks), FLEX_BLOCK)
     plan = BlockPlan(None, None, sizes, sizes, keep)
     mask = flex_mask(keep, tokens)
     compiled = torch.compile(flex_attention, dynamic=False)
@@ -128,10 +141,10 @@ def compare_flex(tokens: int, density: float, repeats: int) -> dict[str, Any]:
     }
 
 
-def whole_method(tokens: int, repeats: int) -> dict[str, Any]:
+def whole_method(tokens: int, heads: int, repeats: int) -> dict[str, Any]:
     """Time the whole method (clustering, selection, attention) on clustered tokens against "
     "dense attention."""
-    query, key, value = clustered_tokens(1, 1, tokens, HEAD_SIZE, generator=seeded(0))
+    query, key, value = clustered_tokens(1, heads, tokens, HEAD_SIZE, generator=seeded(0))
     budgets = required_density(query, key, rows=128).value
     config = SVOOConfig()
     dense = scaled_dot_product_attention(query, key, value)
@@ -154,23 +167,17 @@ def memory(tokens: int) -> dict[str, int]:
     """Return extra peak bytes of one dense and one sparse call, and of the buffer that gathers "
     "keys and values."""
 
-    def tensors() -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = (
-            torch.randn(1, 1, tokens, HEAD_SIZE, generator=seeded(i)) for i in range(3)
-        )
-        return query, key, value
-
     def dense() -> Any:  # noqa: ANN401 (a call of any result)
-        parts = tensors()
+        parts = random_tokens(tokens, 1)
         return lambda: scaled_dot_product_attention(*parts)
 
     def sparse() -> Any:  # noqa: ANN401
-        parts = tensors()
+        parts = random_tokens(tokens, 1)
         plan = even_plan(tokens, *default_clusters(tokens), 0.2, compensate=True)
         return lambda: run_plan(*parts, plan, backend="blocked")
 
     def method() -> Any:  # noqa: ANN401
-        parts = tensors()
+        parts = random_tokens(tokens, 1)
         budgets = torch.tensor([0.2])
         return lambda: sparse_attention(*parts, SVOOConfig(), budgets=budgets, check=False)
 
@@ -190,6 +197,7 @@ def main(
     density: Annotated[list[float] | None, typer.Option(help="Densities (repeatable).")] = None,
     repeats: Annotated[int, typer.Option(min=1)] = 7,
     query_blocks: Annotated[int, typer.Option(min=1)] = 32,
+    heads: Annotated[int, typer.Option(min=1)] = 4,
 ) -> None:
     """Run all comparisons; keep the machine idle."""
     console = Console()
@@ -199,12 +207,14 @@ def main(
     counts = tokens or [4096, 8192, 16384, 32768]
     densities = density or [0.1, 0.2, 0.3, 0.5]
     rows = []
-    table = Table(title=f"one head of {HEAD_SIZE}, {query_blocks} query blocks, float32: seconds")
+    table = Table(
+        title=f"{heads} heads of {HEAD_SIZE}, {query_blocks} query blocks, float32: seconds"
+    )
     for name in ("tokens", "density", "dense", "blocked", "of ideal", "compensated", "of ideal"):
         table.add_column(name, justify="right")
     for count in counts:
         for wanted in densities:
-            row = compare_backends(count, wanted, query_blocks, repeats)
+            row = compare_backends(count, wanted, query_blocks, heads, repeats)
             rows.append(row)
             figures = (
                 "dense_seconds",
@@ -217,7 +227,9 @@ def main(
                 f"{count:,}", f"{row['density']:.3f}", *(f"{row[name]:.3f}" for name in figures)
             )
     console.print(table)
-    flex = [compare_flex(count, wanted, repeats) for count in counts[:3] for wanted in densities]
+    flex = [
+        compare_flex(count, wanted, heads, repeats) for count in counts[:3] for wanted in densities
+    ]
     table = Table(title=f"fixed blocks of {FLEX_BLOCK} in token order: seconds")
     for name in ("tokens", "density", "flex_attention", "blocked", "flex / blocked"):
         table.add_column(name, justify="right")
@@ -225,7 +237,7 @@ def main(
         names = ("density", "flex_seconds", "blocked_seconds", "flex_over_blocked")
         table.add_row(f"{row['tokens']:,}", *(f"{row[name]:.3f}" for name in names))
     console.print(table)
-    whole = [whole_method(count, max(3, repeats // 2)) for count in counts]
+    whole = [whole_method(count, heads, max(3, repeats // 2)) for count in counts]
     for row in whole:
         speed_up = row["dense_seconds"] / row["svoo_seconds"]
         console.print(
@@ -239,7 +251,12 @@ def main(
         "dense SDPA": [(row["tokens"], row["dense_seconds"]) for row in whole],
         "SVOO, clustering included": [(row["tokens"], row["svoo_seconds"]) for row in whole],
     }
-    plot_growth(path.with_suffix(".png"), curves, "One head of 64, clustered tokens", "seconds")
+    plot_growth(
+        path.with_suffix(".png"),
+        curves,
+        f"{heads} heads of {HEAD_SIZE}, clustered tokens",
+        "seconds",
+    )
     console.print(f"{path} and {path.with_suffix('.png').name} written")
 
 

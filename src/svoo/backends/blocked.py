@@ -2,16 +2,17 @@
 
 A head's keys and values stand side by side in one buffer in block order. A query block copies the
 rows that it keeps and attends to them in one fused call. The means of compensated blocks are more
-keys behind them, whose bias is the logarithm of the block's size, or minus infinity for a block
-that is kept. Extra memory: for every thread one head's keys and values, twice.
+keys in front of them, whose bias is the logarithm of the block's size, or minus infinity for a
+block that is kept. Extra memory: for every thread one head's keys and values, twice.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import partial
 from threading import Barrier, Lock
 
@@ -55,27 +56,22 @@ class BlockedBackend:
         lse = query.new_empty(batch, heads, tokens, dtype=lse_dtype) if return_lse else None
         crew = self._crew(query)
         pairs = [(b, h) for b in range(batch) for h in range(heads)]
-        space = crew.take_space(query, key, plan)
-        places, rooms = space.heads, space.rooms
-        for first in range(0, len(pairs), len(places)):
-            group = pairs[first : first + len(places)]
-            used = places[: len(group)]
-            moves = [
-                partial(head.move_to, plan, *pair) for head, pair in zip(used, group, strict=True)
-            ]
-            crew.share(moves, rooms)
-            crew.share([task for head in used for task in head.fills(query, key, value)], rooms)
-            if plan.compensate is not None:
-                crew.share([head.average for head in used], rooms)
-            crew.share(
-                [
-                    partial(head.attend, block, scale=scale, return_lse=return_lse)
-                    for head in used
-                    for block in head.blocks_by_work()
-                ],
-                rooms,
-            )
-            crew.share([partial(head.put_back, output, lse) for head in used], rooms)
+        space = crew.take_space(key, plan)
+        with crew.working():
+            attend = partial(_attend_block, query, output, lse, scale)
+            for first in range(0, len(pairs), len(space.heads)):
+                group = pairs[first : first + len(space.heads)]
+                heads_used = space.heads[: len(group)]
+                moves = zip(heads_used, group, strict=True)
+                stages: list[list[Task]] = [
+                    [partial(head.move_to, plan, *pair) for head, pair in moves],
+                    [head.fill(side, key, value) for head in heads_used for side in (0, 1)],
+                    [head.average for head in heads_used] if plan.compensate is not None else [],
+                ]
+                for tasks in stages:
+                    crew.share(tasks, space.rooms)
+                blocks = [(head, block) for head in heads_used for block in head.blocks_by_work()]
+                crew.share([partial(attend, head, block) for head, block in blocks], space.rooms)
         crew.give_back(space)
         return Attention(output, lse)
 
@@ -90,127 +86,136 @@ class BlockedBackend:
             return self._crews[key]
 
 
-Task = Callable[[Tensor], None]
-"""A piece of work, given the worker's own room for gathered rows."""
+class _Room:
+    """A worker's own room for the rows that a query block attends to, and their biases."""
+
+    def __init__(self, source: Tensor) -> None:
+        self.rows = torch.empty_like(source)
+        self.bias = source.new_zeros(len(source))  # 0 for tokens; the means in front have theirs
+
+
+Task = Callable[[_Room], None]
 
 
 class _Head:
-    """One head in block order: keys and values with the block means behind them, and queries."""
+    """One head's keys and values side by side in block order, the block means in front of them."""
 
-    def __init__(self, query: Tensor, key: Tensor, means: int) -> None:
+    def __init__(self, key: Tensor, means: int) -> None:
         self.tokens, self.size = key.shape[2], key.shape[3]
         self.means = means
-        self.source = key.new_empty(self.tokens + self.means, 2 * self.size)
-        self.queries = query.new_empty(query.shape[2:])
-        self.lse = query.new_empty(query.shape[2], dtype=accumulation_dtype(query))
-        self.rows = torch.arange(self.tokens, device=key.device, dtype=torch.int32)
+        self.source = key.new_empty(means + self.tokens, 2 * self.size)
 
-    def move_to(self, plan: BlockPlan, b: int, h: int, _room: Tensor) -> None:
+    def move_to(self, plan: BlockPlan, b: int, h: int, _room: _Room) -> None:
         """Stand for another head; its tokens are filled in afterwards."""
         self.place = (b, h)
         self.keep, self.sizes = plan.keep[b, h], plan.key_sizes[b, h]
-        self.key_order = None if plan.key_order is None else plan.key_order[b, h]
-        self.query_order = None if plan.query_order is None else plan.query_order[b, h]
+        self.order = None if plan.key_order is None else plan.key_order[b, h]
         # These wait for the device: the sizes of the blocks steer the loop.
         self.counts: list[int] = (self.keep.long() @ self.sizes).tolist()
         query_sizes: list[int] = plan.query_sizes[b, h].tolist()
         self.kept_rows = self._find_kept_rows()
-        self.query_blocks: Sequence[Tensor] = self.queries.split(query_sizes)
-        self.lse_blocks: Sequence[Tensor] = self.lse.split(query_sizes)
+        if plan.query_order is None:
+            places = torch.arange(sum(query_sizes), device=self.sizes.device)
+        else:
+            places = plan.query_order[b, h]
+        self.query_rows: Sequence[Tensor] = places.split(query_sizes)
         if plan.compensate is not None:
-            enters = plan.compensate[b, h] & (self.sizes > 0)
+            enters = plan.compensate[b, h] & (self.sizes > 0) & ~self.keep
             logs = self.sizes.to(accumulation_dtype(self.source)).log()
-            self.log_sizes = torch.where(enters, logs, -torch.inf).to(self.source.dtype)
+            self.biases = torch.where(enters, logs, -torch.inf).to(self.source.dtype)
 
     def _find_kept_rows(self) -> Sequence[Tensor]:
-        """Return for every query block the rows of `source` that it keeps, int32."""
-        blocks = self.keep.nonzero()[:, 1]  # kept key blocks, query block by query block
-        sizes = self.sizes[blocks].int()
-        starts = (self.sizes.cumsum(dim=0) - self.sizes).int()[blocks]
-        total = sum(self.counts)
-        ends = sizes.cumsum(dim=0, dtype=torch.int32)
-        rows = torch.repeat_interleave(starts - ends + sizes, sizes, output_size=total)
+        """Return for every query block the rows of `source` that it attends to, int32.
+
+        The means are one more block, in front of all and always kept.
+        """
+        keep = torch.nn.functional.pad(self.keep, (1, 0), value=True)
+        sizes = torch.nn.functional.pad(self.sizes, (1, 0), value=self.means).int()
+        starts = sizes.cumsum(dim=0, dtype=torch.int32) - sizes
+        blocks = keep.nonzero()[:, 1]  # query block by query block
+        lengths = sizes[blocks]
+        counts = [self.means + count for count in self.counts]
+        total = sum(counts)
+        shift = starts[blocks] - (lengths.cumsum(dim=0, dtype=torch.int32) - lengths)
+        rows = torch.repeat_interleave(shift, lengths, output_size=total)
         rows += torch.arange(total, dtype=torch.int32, device=rows.device)
-        found: Sequence[Tensor] = rows.split(self.counts)
+        found: Sequence[Tensor] = rows.split(counts)
         return found
 
     def blocks_by_work(self) -> list[int]:
         """Return the query blocks with tokens, most work first, so that threads end together."""
-        sizes = [len(block) for block in self.query_blocks]
+        sizes = [len(rows) for rows in self.query_rows]
         work = [rows * kept for rows, kept in zip(sizes, self.counts, strict=True)]
         return sorted((b for b, pairs in enumerate(work) if pairs), key=lambda b: -work[b])
 
-    def fills(self, query: Tensor, key: Tensor, value: Tensor) -> list[Task]:
-        """Return tasks that copy this head's keys, values and queries in block order."""
-        keys, values = self.source[: self.tokens].split(self.size, dim=1)
-        sides = (
-            (keys, key, self.key_order),
-            (values, value, self.key_order),
-            (self.queries, query, self.query_order),
-        )
+    def fill(self, side: int, key: Tensor, value: Tensor) -> Task:
+        """Return the task that copies this head's keys (side 0) or values (side 1) in block
+        order."""
+        target = self.source[self.means :, side * self.size : (side + 1) * self.size]
 
-        def fill(target: Tensor, tokens: Tensor, order: Tensor | None, _room: Tensor) -> None:
-            if order is None:
-                target.copy_(tokens[self.place])
+        def fill(_room: _Room) -> None:
+            tokens = (key, value)[side][self.place]
+            if self.order is None:
+                target.copy_(tokens)
             else:
-                torch.index_select(tokens[self.place], 0, order, out=target)
+                torch.index_select(tokens, 0, self.order, out=target)
 
-        return [partial(fill, *side) for side in sides]
+        return fill
 
-    def average(self, _room: Tensor) -> None:
-        """Put the block means behind the keys and values."""
-        tokens = self.source[: self.tokens].to(accumulation_dtype(self.source))
-        blocks = torch.arange(self.means, device=self.rows.device)
+    def average(self, _room: _Room) -> None:
+        """Put the block means in front of the keys and values."""
+        tokens = self.source[self.means :].to(accumulation_dtype(self.source))
+        blocks = torch.arange(self.means, device=tokens.device)
         labels = torch.repeat_interleave(blocks, self.sizes, output_size=self.tokens)
         sums = tokens.new_zeros(self.means, tokens.shape[1]).index_add_(0, labels, tokens)
-        self.source[self.tokens :] = sums / self.sizes.clamp(min=1).unsqueeze(-1)
+        self.source[: self.means] = sums / self.sizes.clamp(min=1).unsqueeze(-1)
 
-    def attend(self, block: int, room: Tensor, *, scale: float, return_lse: bool) -> None:
-        """Replace the queries of one block by what they attend to.
-
-        Few calls, because each hands Python's lock to another worker and has to wait for it.
-        """
-        count = self.counts[block]
+    def gather(self, block: int, room: _Room) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the keys `[m, D]`, values `[m, D]` and bias `[m]` (or None) of one query
+        block."""
         bias = None
-        if count == self.tokens:
-            rows = self.source[:count]
+        if self.counts[block] == self.tokens:
+            rows = self.source[self.means :]
         else:
-            rows = room[: count + self.means]
-            torch.index_select(self.source, 0, self.kept_rows[block], out=rows[:count])
+            kept = self.kept_rows[block]
+            rows = room.rows[: len(kept)]
+            torch.index_select(self.source, 0, kept, out=rows)
             if self.means:
-                rows[count:] = self.source[self.tokens :]
-                bias = rows.new_zeros(count + self.means)
-                bias[count:] = self.log_sizes.masked_fill(self.keep[block], -torch.inf)
-        queries = self.query_blocks[block]
-        keys, values = rows[:, : self.size], rows[:, self.size :]
-        part = _attend(queries, keys, values, bias, scale, return_lse=return_lse)
-        queries.copy_(part.output)
-        if part.lse is not None:
-            self.lse_blocks[block].copy_(part.lse)
+                bias = room.bias[: len(kept)]
+                bias[: self.means] = self.biases[block]
+        return rows[:, : self.size], rows[:, self.size :], bias
 
-    def put_back(self, output: Tensor, lse: Tensor | None, _room: Tensor) -> None:
-        """Write the results in the original token order."""
-        results = (
-            [(output, self.queries)] if lse is None else [(output, self.queries), (lse, self.lse)]
-        )
-        for target, source in results:
-            if self.query_order is None:
-                target[self.place].copy_(source)
-            else:
-                target[self.place].index_copy_(0, self.query_order, source)
+
+def _attend_block(
+    query: Tensor,
+    output: Tensor,
+    lse: Tensor | None,
+    scale: float,
+    head: _Head,
+    block: int,
+    room: _Room,
+) -> None:
+    """Compute the output rows of one query block.
+
+    Few torch calls, because each hands Python's lock to another worker and has to wait for it.
+    """
+    keys, values, bias = head.gather(block, room)
+    rows = head.query_rows[block]
+    queries = query[head.place].index_select(0, rows)
+    part = _attend(queries, keys, values, bias, scale, return_lse=lse is not None)
+    output[head.place].index_copy_(0, rows, part.output)
+    if lse is not None and part.lse is not None:
+        lse[head.place].index_copy_(0, rows, part.lse)
 
 
 class _Space:
-    """Memory for a call: places for as many heads as there are workers, and a room for each
-    worker."""
+    """Memory for a call: as many heads as there are workers, and a room for each worker."""
 
-    def __init__(
-        self, query: Tensor, key: Tensor, means: int, workers: int, shape: object
-    ) -> None:
+    def __init__(self, key: Tensor, means: int, workers: int, shape: object) -> None:
         self.shape = shape
-        pairs = query.shape[0] * query.shape[1]
-        self.heads = [_Head(query, key, means) for _ in range(min(workers, pairs))]
-        self.rooms = [torch.empty_like(self.heads[0].source) for _ in range(workers)]
+        pairs = key.shape[0] * key.shape[1]
+        self.heads = [_Head(key, means) for _ in range(min(workers, pairs))]
+        self.rooms = [_Room(self.heads[0].source) for _ in range(workers)]
 
 
 class _Crew:
@@ -224,42 +229,50 @@ class _Crew:
     def __init__(self, size: int) -> None:
         self.size = size
         self._spare: list[_Space] = []
-        self.pool = ThreadPoolExecutor(size, "svoo-blocked") if size > 1 else None
+        self.pool = ThreadPoolExecutor(size - 1, "svoo-blocked") if size > 1 else None
         if self.pool is not None:
-            together = Barrier(size)
+            together = Barrier(size - 1)
 
             def begin(_worker: int) -> None:
                 torch.set_num_threads(1)
                 together.wait()  # so that no worker begins twice
 
-            list(self.pool.map(begin, range(size)))
+            list(self.pool.map(begin, range(size - 1)))
             # The workers' setting became the default of threads yet to come: put it back.
             torch.set_num_threads(size)
 
-    def take_space(self, query: Tensor, key: Tensor, plan: BlockPlan) -> _Space:
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Let the caller be one of the workers, who run torch on one thread."""
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(self.size)
+
+    def take_space(self, key: Tensor, plan: BlockPlan) -> _Space:
         """Return memory that fits a call: what the last one left, or new."""
         means = 0 if plan.compensate is None else plan.keep.shape[3]
-        pairs = min(self.size, query.shape[0] * query.shape[1])
-        shape = pairs, query.shape[2:], key.shape[2:], means, query.dtype, query.device
+        shape = key.shape, means, key.dtype, key.device
         try:
             space = self._spare.pop()
         except IndexError:  # the first call, or another one runs at the same time
             space = None
         if space is None or space.shape != shape:
-            space = _Space(query, key, means, self.size, shape)
+            space = _Space(key, means, self.size, shape)
         return space
 
     def give_back(self, space: _Space) -> None:
         """Keep the memory of a call for the next; only the last call's, and only on the CPU."""
-        if space.rooms[0].device.type == "cpu":
+        if space.rooms[0].rows.device.type == "cpu":
             self._spare[:] = [space]
 
-    def share(self, tasks: Sequence[Task], rooms: list[Tensor]) -> None:
+    def share(self, tasks: Sequence[Task], rooms: list[_Room]) -> None:
         """Run all tasks and wait for them; an error in one is raised here."""
         waiting = deque(tasks)
         inference = torch.is_inference_mode_enabled()
 
-        def work(room: Tensor) -> None:
+        def work(room: _Room) -> None:
             # Both modes belong to a thread, and a new thread has neither.
             with torch.inference_mode(inference), torch.no_grad():
                 while waiting:
@@ -269,10 +282,13 @@ class _Crew:
                         return
                     task(room)
 
-        if self.pool is None:
+        others = [self.pool.submit(work, room) for room in rooms[1:]] if self.pool else []
+        try:
             work(rooms[0])
-        else:
-            list(self.pool.map(work, rooms))
+        finally:
+            wait(others)  # whatever happens, nobody works on this call's tensors after it
+        for other in others:
+            other.result()
 
 
 def _attend(
