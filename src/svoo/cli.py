@@ -138,17 +138,13 @@ def list_models() -> None:
 
     Example: [bold]svoo models[/]
     """
-    table = Table("name", "hub id", "layers x heads", "steps", "size", "tested")
+    table = Table("name", "layers x heads", "steps", "tested with", "hub id")
+    table.columns[0].no_wrap = True
     for model in models():
-        how = "trained weights" if model.name == "mini" else "its class with tiny random weights"
-        table.add_row(
-            model.name,
-            model.hub_id,
-            f"{model.layers} x {model.heads}" + (", 2 experts" if model.stages == 2 else ""),
-            str(model.steps),
-            f"{model.width} x {model.height} x {model.frames}",
-            how,
-        )
+        how = "the embedded model" if model.name == "mini" else "tiny random weights"
+        experts = " x 2 experts" if model.stages == 2 else ""
+        size = f"{model.layers} x {model.heads}{experts}"
+        table.add_row(model.name, size, str(model.steps), how, model.hub_id)
     Console().print(table)
 
 

@@ -77,6 +77,17 @@ def test_a_profiles_budget_follows_the_noise_level_not_the_index() -> None:
         torch.testing.assert_close(schedule.budgets[:, 2, 3], expected, atol=1e-3, rtol=0)
 
 
+def test_a_profile_of_another_size_is_used_with_a_warning() -> None:
+    pipe = tiny.build("wan2.1-t2v")
+    given = profile(4, torch.full((4,), 0.3))
+    other = Profile(given.density, given.sigma, given.stage, given.masses, {"tokens": "7488"})
+    with apply(pipe, SVOOConfig(dense_steps=0, mass=0.5, **SETTINGS), profile=other) as handle:
+        with pytest.warns(UserWarning, match="with 7488 video tokens, this run has 48"):
+            tiny.generate(pipe, steps=2)
+        tiny.generate(pipe, steps=2)  # warned once
+        assert "note: the profile was measured with 7488" in handle.summary()
+
+
 def test_budgets_are_measured_in_the_last_warm_up_step() -> None:
     pipe = tiny.build("wan2.1-t2v")
     config = SVOOConfig(dense_steps=2, mass=0.5, **SETTINGS)

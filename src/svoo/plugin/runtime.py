@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,7 +101,17 @@ class Runtime:
         """Note where a forward of a transformer stands; a new call forgets the one before."""
         stage.grid = stage.adapter.grid(stage.transformer, arguments)
         if self.clock.begin_forward(arguments.get("timestep"), stage.context):
+            self._compare_tokens(math.prod(stage.grid))
             self._begin_call()
+
+    def _compare_tokens(self, tokens: int) -> None:
+        """Warn where the profile was measured at another size."""
+        measured = self.profile.provenance.get("tokens") if self.profile is not None else None
+        if measured is not None and measured != str(tokens):
+            text = f"the profile was measured with {measured} video tokens, this run has {tokens}"
+            if text not in self.notes:
+                warnings.warn(text, stacklevel=2)
+            self._note(text)
 
     def _begin_call(self) -> None:
         self.method.reset()
@@ -287,6 +298,3 @@ def _read_layout(stage: Stage, query: Tensor, mask: Tensor | None) -> VideoLayou
         return Dense(f"an attention mask {list(mask.shape)} of {mask.dtype} is not understood")
     valid = mask.view(batch, tokens).sum(dim=-1) - frames * height * width
     return VideoLayout(frames, height, width, text, stage.adapter.text_first, valid)
-
-
-MakeRuntime = Callable[[Clock, list[Stage]], Runtime]
