@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,6 +31,17 @@ def test_recall_in_chunks_and_on_sampled_rows(monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(recall(query, key, plan), whole)
     with pytest.raises(ShapeError, match="rows must be between 1 and the 200"):
         recall(query, key, plan, rows=201)
+
+
+def test_keeping_everything_has_recall_one_and_no_error() -> None:
+    case = Case(1, 2, 60, 50, 8, 4, 6, seed=1)
+    query, key, value = case.tokens()
+    some = case.plan(compensate=False)
+    everything = replace(some, keep=torch.ones_like(some.keep))
+    found = assess(query, key, value, everything)
+    torch.testing.assert_close(found.recall, torch.ones(1, 2))
+    assert found.density.tolist() == [[1.0, 1.0]]
+    assert found.error.max() < 1e-5
 
 
 def test_assess_compares_with_and_without_compensation() -> None:

@@ -113,15 +113,17 @@ def test_an_aborted_call(ticks: list[Tick]) -> None:
     assert sorted(set(steps_of(ticks, 2))) == [0, 1]
 
 
-def drive(handle: Handle | None, transformer: Any, step: int, steps: int) -> torch.Tensor:
+def drive(
+    handle: Handle | None, transformer: Any, step: int, steps: int, batch: int = 1
+) -> torch.Tensor:
     if handle is not None:
         handle.set_step(step, steps)
     chance = torch.Generator().manual_seed(0)
     with torch.no_grad():
         output: torch.Tensor = transformer(
-            torch.randn(1, 16, 3, 8, 8, generator=chance),
-            timestep=torch.tensor([900.0 - step]),
-            encoder_hidden_states=torch.randn(1, 8, 32, generator=chance),
+            torch.randn(batch, 16, 3, 8, 8, generator=chance),
+            timestep=torch.full((batch,), 900.0 - step),
+            encoder_hidden_states=torch.randn(batch, 8, 32, generator=chance),
             return_dict=False,
         )[0]
     return output
@@ -137,6 +139,16 @@ def test_a_bare_transformer_driven_by_hand(ticks: list[Tick]) -> None:
         (call, step, 3) for call in (1, 2) for step in range(3)
     ]
     assert handle.stats()["layers"][0]["sparse_calls"] == 4
+
+
+def test_guidance_in_one_batch(ticks: list[Tick]) -> None:
+    """Both branches in one forward: one tick a step, and each sample gets its own plan."""
+    transformer = tiny.wan_transformer()
+    handle = apply(transformer, CONFIG)
+    outputs = [drive(handle, transformer, step, 3, batch=2) for step in range(3)]
+    assert [step for _, step, _, _, _ in ticks] == [0, 1, 2]
+    assert outputs[2].shape[0] == 2
+    assert handle.stats()["layers"][0]["sparse_calls"] == 2
 
 
 def test_a_bare_transformer_without_a_step_stays_dense(ticks: list[Tick]) -> None:

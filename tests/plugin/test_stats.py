@@ -31,6 +31,7 @@ def test_the_table_has_a_row_a_layer_and_all_reasons() -> None:
     stats.backends["blocked"] = 1
     data = {
         "method": "svoo",
+        "backend": "auto",
         "calls": 1,
         "steps": 20,
         "budgets": "measured",
@@ -41,6 +42,7 @@ def test_the_table_has_a_row_a_layer_and_all_reasons() -> None:
         "notes": ["a remark"],
     }
     text = summarise(data)
+    assert "1 calls on the blocked backend (auto: the first that can run)" in text
     for part in (
         "    0     4       1",
         "0.250",

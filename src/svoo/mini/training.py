@@ -92,18 +92,18 @@ def load_resume(
 
 
 class Log:
-    """Prints a line and appends it as JSON; `seconds` counts this and all earlier runs."""
+    """Prints a line and appends it as JSON; `seconds` are of this and all earlier runs."""
 
     def __init__(self, path: Path, seconds_before: float = 0.0) -> None:
         """Append to `path`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._start = time.monotonic() - seconds_before
+        self._start = time.process_time() - seconds_before
 
     @property
     def seconds(self) -> float:
-        """Seconds of training so far."""
-        return time.monotonic() - self._start
+        """CPU seconds of training so far: pauses do not count, two threads count twice."""
+        return time.process_time() - self._start
 
     def write(self, **facts: float) -> None:
         """Write one line."""

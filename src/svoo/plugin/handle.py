@@ -135,6 +135,7 @@ class Handle:
         phases = layers[0]["seconds"] if layers else {}
         return {
             "method": self._method,
+            "backend": runtime.config.backend,
             "calls": runtime.clock.call,
             "steps": runtime.clock.steps,
             "budgets": self._say_budgets(),

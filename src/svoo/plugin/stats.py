@@ -105,7 +105,8 @@ def summarise(data: dict[str, Any]) -> str:
         reasons.update(row["dense_reasons"])
         backends.update(row["backends"])
     lines.append("")
-    lines += [f"{count} calls on the {name} backend" for name, count in backends.items()]
+    why = "auto: the first that can run" if data["backend"] == "auto" else "asked for by name"
+    lines += [f"{count} calls on the {name} backend ({why})" for name, count in backends.items()]
     lines += [f"{count} dense calls: {reason}" for reason, count in reasons.items()]
     lines += [f"note: {note}" for note in data["notes"]]
     lines.append(
