@@ -10,8 +10,9 @@ from diffusers import AutoencoderKLWan
 from torch import Tensor, nn
 from torch.nn import functional
 
+from svoo.mini.backgrounds import ASPECT
 from svoo.mini.build import LATENT_CHANNELS, make_vae
-from svoo.mini.scenes import ASPECT, CLIP_FRAMES, draw_scene, pose, render
+from svoo.mini.scenes import CLIP_FRAMES, draw_scene, pose, render
 from svoo.mini.training import Averaged, Log, cosine_rate, load_resume, save_grid, save_resume
 
 # The first steps see single pictures, which teach the spatial code cheaply.
