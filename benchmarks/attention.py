@@ -142,8 +142,8 @@ def compare_flex(tokens: int, density: float, heads: int, repeats: int) -> dict[
 
 
 def whole_method(tokens: int, heads: int, repeats: int) -> dict[str, Any]:
-    """Time the whole method (clustering, selection, attention) on clustered tokens against "
-    "dense attention."""
+    """Time the whole method (clustering, selection, attention) on clustered tokens against
+    dense attention."""
     query, key, value = clustered_tokens(1, heads, tokens, HEAD_SIZE, generator=seeded(0))
     budgets = required_density(query, key, rows=128).value
     config = SVOOConfig()
@@ -166,8 +166,8 @@ def whole_method(tokens: int, heads: int, repeats: int) -> dict[str, Any]:
 
 
 def memory(tokens: int) -> dict[str, int]:
-    """Return extra peak bytes of one dense and one sparse call, and of the buffer that gathers "
-    "keys and values."""
+    """Return extra peak bytes of one dense and one sparse call, and of the buffer that gathers
+    keys and values."""
 
     def dense() -> Any:  # noqa: ANN401 (a call of any result)
         parts = random_tokens(tokens, 1)

@@ -27,8 +27,8 @@ HEAD_SIZE = 128
 def affinity_form(
     query: Tensor, key: Tensor, start: tuple[Tensor, Tensor], iterations: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Algorithm 1 with its affinity matrices, as fast as plain torch does it: (query labels, "
-    "key labels)."""
+    """Algorithm 1 with its affinity matrices, as fast as plain torch does it: (query labels,
+    key labels)."""
     query_side, key_side = start
     counts = query_side.shape[2], key_side.shape[2]
     query_labels = key_labels = torch.zeros(0)
@@ -61,8 +61,8 @@ def check_labels(tokens: int) -> None:
 
 
 def compare(tokens: int, repeats: int) -> dict[str, Any]:
-    """Time one iteration with 256 / 1024 clusters, and two with clusters by token count beside "
-    "dense attention."""
+    """Time one iteration with 256 / 1024 clusters, and two with clusters by token count beside
+    dense attention."""
     query, key = (torch.randn(1, 1, tokens, HEAD_SIZE, generator=seeded(i)) for i in (0, 1))
     start = query[:, :, :256], key[:, :, :1024]
     counts = default_clusters(tokens)

@@ -30,8 +30,8 @@ def gate(name: str, got: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 def interleave(calls: Mapping[str, Call], repeats: int) -> dict[str, float]:
-    """Return the median seconds of each call, taking turns so that a noisy moment hits all of "
-    "them."""
+    """Return the median seconds of each call, taking turns so that a noisy moment hits all of
+    them."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
@@ -44,8 +44,8 @@ def interleave(calls: Mapping[str, Call], repeats: int) -> dict[str, float]:
 
 
 def extra_memory(prepare: Callable[[], Call]) -> int:
-    """Return the peak bytes that a call needs beyond what it was given, measured in a process "
-    "of its own (Linux)."""
+    """Return the peak bytes that a call needs beyond what it was given, measured in a process
+    of its own (Linux)."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 

@@ -65,8 +65,8 @@ def answers_of(scene: Scene) -> dict[str, str]:
 
 
 def thing_mask(clip: Tensor) -> Tensor:
-    """Return where the thing is in a clip `[frames, 3, H, W]` in [0, 1]: saturated, or "
-    "brightly white."""
+    """Return where the thing is in a clip `[frames, 3, H, W]` in [0, 1]: saturated, or
+    brightly white."""
     largest, smallest = clip.amax(dim=1), clip.amin(dim=1)
     saturated = (largest - smallest > 0.42) & (largest > 0.35)
     white = smallest > 0.72
@@ -121,8 +121,8 @@ def _read_direction(mask: Tensor) -> str:
 
 
 def _background_features(clip: Tensor, mask: Tensor) -> Tensor:
-    """Return mean colour and mean differences along x and y of what is not the thing or its "
-    "shadow."""
+    """Return mean colour and mean differences along x and y of what is not the thing or its
+    shadow."""
     free = torch.nn.functional.max_pool2d(mask.float().unsqueeze(1), 13, 1, 6).squeeze(1) == 0
     free[:, 0, 0] = True
     pixels = clip.permute(0, 2, 3, 1)

@@ -53,6 +53,9 @@ def apply(
 
     See `svoo.plugin.handle.apply`; diffusers is imported only now.
     """
+    from svoo.plugin.version import check_version
+
+    check_version()
     from svoo.plugin import handle
 
     return handle.apply(target, config, profile, method)

@@ -24,8 +24,8 @@ _MODEL = find_model("mini")
 
 
 class MiniPipeline(WanPipeline):
-    """A `WanPipeline` that knows what it was trained on: sizes, steps, and the words of its "
-    "captions."""
+    """A `WanPipeline` that knows what it was trained on: sizes, steps, and the words of its
+    captions."""
 
     def __call__(
         self,
@@ -54,8 +54,8 @@ class MiniPipeline(WanPipeline):
 
 
 def load(weights: Path = WEIGHTS, dtype: torch.dtype = torch.float32) -> MiniPipeline:
-    """Load the embedded model from the package; refuse a weight file that is not what was "
-    "shipped."""
+    """Load the embedded model from the package; refuse a weight file that is not what was
+    shipped."""
     check_weights(weights)
     pipe: MiniPipeline = MiniPipeline.from_pretrained(weights, dtype=dtype, local_files_only=True)
     return pipe

@@ -55,8 +55,8 @@ _ADAPTERS: dict[str, Adapter] = {
 
 
 def register_adapter(transformer_class: str, adapter: Adapter) -> None:
-    """Teach the plug-in a transformer class by its name; an earlier adapter of that name is "
-    "replaced."""
+    """Teach the plug-in a transformer class by its name; an earlier adapter of that name is
+    replaced."""
     _ADAPTERS[transformer_class] = adapter
 
 

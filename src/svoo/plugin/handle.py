@@ -36,7 +36,6 @@ def apply(
     lets mass alone decide. `method="dense"` changes nothing but keeps the statistics. Applying
     again replaces.
     """
-    seam.check_version()
     if method not in ("svoo", "dense"):
         raise ConfigError(f"method must be svoo or dense, got {method!r}")
     found = find_transformers(target)
@@ -170,8 +169,8 @@ class Handle:
 
 
 def recognise(target: object) -> Model | None:
-    """Return the catalogue's model that a pipeline is, by hub id, else by class, layers and "
-    "heads."""
+    """Return the catalogue's model that a pipeline is, by hub id, else by class, layers and
+    heads."""
     if isinstance(target, nn.Module):
         return None
     config: Any = getattr(target, "config", {})

@@ -129,8 +129,8 @@ class Runtime:
         self.method = SVOOMethod(self.config, self.schedule)
 
     def _budgets(self, steps: int) -> Tensor | None:
-        """Return budgets `[steps, layers, heads]`, or None; those to be measured are 0 until "
-        "they are."""
+        """Return budgets `[steps, layers, heads]`, or None; those to be measured are 0 until
+        they are."""
         layers = [len(stage.layers) for stage in self.stages]
         if self.profile is not None:
             sigmas = self.clock.sigmas()
@@ -212,8 +212,8 @@ class Runtime:
             return layer.dense(query, key, value, mask, scale)
 
     def _must_measure(self, layer: Layer) -> Dense | None:
-        """Return dense in the first step of a stage that has no warm-up of its own but needs "
-        "budgets."""
+        """Return dense in the first step of a stage that has no warm-up of its own but needs
+        budgets."""
         if not self._measures or layer.index < self.config.dense_layers:
             return None
         assert self.schedule is not None

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import diffusers
 from diffusers.hooks import HookRegistry, ModelHook
 from diffusers.hooks.hooks import StateManager
 from diffusers.models.attention_dispatch import (
@@ -22,9 +21,6 @@ from diffusers.models.attention_dispatch import (
 )
 from torch import Tensor, nn
 
-from svoo.errors import ModelError
-
-SUPPORTED = ((0, 42), (0, 43))
 Undo = Callable[[], None]
 _bound = threading.local()  # the layer whose processor runs in this thread
 _HOOK = "svoo"
@@ -41,20 +37,8 @@ class Layer(Protocol):
         """Attend over `[B, N, H, D]` as diffusers hands it over."""
 
 
-def check_version() -> None:
-    """Refuse a diffusers whose private names may differ."""
-    found = tuple(int(part) for part in diffusers.__version__.split(".")[:2])
-    if not SUPPORTED[0] <= found < SUPPORTED[1]:
-        low, high = (".".join(map(str, version)) for version in SUPPORTED)
-        raise ModelError(
-            f"the plug-in needs diffusers >= {low}, < {high}, found {diffusers.__version__}; "
-            f"pip install 'diffusers>={low},<{high}'"
-        )
-
-
 def _make_backend_name() -> AttentionBackendName:
-    """Return a member that is not in the enumeration, so that nobody can choose it for "
-    "cross-attention."""
+    """Return a member outside the enumeration, so that nobody can set it on cross-attention."""
     member = str.__new__(AttentionBackendName, "svoo")
     member._name_, member._value_ = "SVOO", "svoo"
     return member
@@ -75,8 +59,8 @@ def _attend(
     enable_gqa: bool = False,
     _parallel_config: object = None,
 ) -> Tensor:
-    """The backend that diffusers calls: hand video self-attention to its layer, all else to "
-    "diffusers."""
+    """The backend that diffusers calls: hand video self-attention to its layer, all else to
+    diffusers."""
     layer: Layer | None = getattr(_bound, "layer", None)
     plain = not (is_causal or enable_gqa or dropout_p) and _parallel_config is None
     if layer is not None and plain and key.shape[1] == query.shape[1]:
@@ -171,8 +155,8 @@ class _ContextManager(StateManager):
 
 
 class _ContextHook(ModelHook):
-    """A hook that only listens: to the cache context, and to the reset at the end of a "
-    "pipeline call."""
+    """A hook that only listens: to the cache context, and to the reset at the end of a
+    pipeline call."""
 
     _is_stateful = True
 
@@ -190,8 +174,8 @@ class _ContextHook(ModelHook):
 def listen(
     transformer: nn.Module, receive: Callable[[Any], None], end_call: Callable[[], None]
 ) -> Undo:
-    """Tell `receive` every cache context of a transformer and call `end_call` when a pipeline "
-    "call ends."""
+    """Tell `receive` every cache context of a transformer and call `end_call` when a pipeline
+    call ends."""
     had_registry = "_diffusers_hook" in transformer.__dict__
     registry = HookRegistry.check_if_exists_or_initialize(transformer)
     registry.register_hook(_ContextHook(receive, end_call), _HOOK)

@@ -17,8 +17,8 @@ PHASES = ("clustering", "selection", "attention", "dense", "measuring")
 
 
 class Stopwatch:
-    """Adds up seconds by phase: wall time on the CPU, events on a CUDA device, read only when "
-    "asked."""
+    """Adds up seconds by phase: wall time on the CPU, events on a CUDA device, read only when
+    asked."""
 
     def __init__(self) -> None:
         """Start at nothing."""
@@ -83,8 +83,8 @@ def _mean(values: list[Tensor]) -> Tensor | None:
 
 
 def summarise(data: dict[str, Any]) -> str:
-    """Return `Handle.stats()` as a text table: a row a layer, then the reasons, then what it "
-    "cost."""
+    """Return `Handle.stats()` as a text table: a row a layer, then the reasons, then what it
+    cost."""
     lines = [
         f"method {data['method']}, {data['calls']} calls of the pipeline, last with "
         f"{data['steps']} steps",
