@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+import torch
 from PIL import Image
 
 from svoo import SVOOConfig
@@ -117,6 +118,16 @@ def test_an_unwritable_path_is_found_before_generating(
         with pytest.raises(ConfigError, match="cannot write"):
             generate(request(folder, tmp_path, out=out))
     check_writable(tmp_path / "new" / "folder" / "v.mp4")
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU here")
+def test_a_device_that_is_not_here(folder: Path, tmp_path: Path) -> None:
+    for device in ("cuda", "toaster"):
+        with pytest.raises(ConfigError, match=f"--device {device} cannot be used here"):
+            generate(request(folder, tmp_path, device=device))
+    with pytest.raises(ConfigError, match="--offload moves idle parts off a GPU"):
+        generate(request(folder, tmp_path, offload=True))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ctrl_c_leaves_no_half_file_and_restores(

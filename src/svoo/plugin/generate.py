@@ -63,6 +63,17 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"cannot write {path}: {error}") from error
 
 
+def check_device(request: Request) -> None:
+    """Refuse a device that is not here, and offloading without one to offload from."""
+    if request.offload and not torch.accelerator.is_available():
+        raise ConfigError("--offload moves idle parts off a GPU, and there is none here")
+    try:
+        torch.empty(0, device=request.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"--device {request.device} cannot be used here: {reason}") from error
+
+
 def known_model(name: str) -> Model | None:
     """Return the catalogue's row of a name, or None for a path or another hub id."""
     try:
@@ -157,6 +168,7 @@ def generate(
     half file is left.
     """
     check_writable(request.out)
+    check_device(request)
     model = known_model(request.model)
     config = make_config(request, model)
     profile = "auto" if request.profile is None else Profile.load(request.profile)
