@@ -21,7 +21,7 @@ from svoo.mini.training import Averaged, Log, cosine_rate, load_resume, save_gri
 
 PEAK_RATE = 1e-3
 CAPTION_DROPOUT = 0.1
-TEXT_LENGTHS = (32, 32, 32, 32, 32, 32, 64, 128, 512)  # what pipelines pad captions to
+TEXT_LENGTHS = (32, 32, 32, 32, 32, 32, 32, 128, 512)  # what pipelines pad captions to
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Codes:
 
 HALF = Codes("half", 400, 12, CLIP_FRAMES, 80, 144, 4)
 SHORT = Codes("short", 400, 8, 5, 144, 256, 8)
-FULL = Codes("full", 100, 6, CLIP_FRAMES, 144, 256, 2)
-NEW_FILE_EVERY = 300
+FULL = Codes("full", 60, 4, CLIP_FRAMES, 144, 256, 2)
+NEW_FILE_EVERY = 600
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ LATE = (
     Batch(FULL, 1, 13, 3.0),
     Batch(FULL, 2, 4, 3.0),
 )
-LATE_PART = 0.25
+LATE_PART = 0.2
 
 
 class LatentCache:
@@ -139,13 +139,25 @@ def embed(
 
 
 def train_dit(
-    out: Path, weights: Path, cache: Path, steps: int, *, resume: bool, save_every: int = 100
+    out: Path,
+    weights: Path,
+    cache: Path,
+    steps: int,
+    *,
+    resume: bool,
+    compiled: bool = True,
+    save_every: int = 100,
 ) -> None:
-    """Train for `steps` in all; everything is written below `out`, codes below `cache`."""
+    """Train for `steps` in all; everything is written below `out`, codes below `cache`.
+
+    `compiled` blocks train 1.2 to 1.4 times as fast here after half a minute of compilation.
+    """
     torch.manual_seed(0)
     vae = AutoencoderKLWan.from_pretrained(weights / "vae", dtype=torch.float32).eval()
     latents, tokenizer = LatentCache(cache, vae), make_tokenizer()
     parts = nn.ModuleDict({"text_encoder": make_text_encoder(), "transformer": make_transformer()})
+    if compiled:
+        parts["transformer"].compile_repeated_blocks(dynamic=True)
     averaged = Averaged(parts, 0.999)
     optimiser = torch.optim.AdamW(
         parts.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01
