@@ -13,12 +13,12 @@ SOURCE = ROOT / "src" / "svoo"
 # Each row may import from the rows above it (and from its own).
 ROWS = (
     ("errors", "catalogue"),
-    ("config", "layout", "checks", "video"),
+    ("config", "layout", "checks", "files", "video"),
     ("kernels",),
     ("density", "clustering", "selection", "plan", "synthetic"),
     ("profile", "schedule"),
     ("backends", "methods"),
-    ("attention", "quality"),
+    ("attention", "quality", "inspection"),
     ("plugin", "mini", "metrics", "demo", "doctor"),
     ("cli", "__init__", "__main__"),
 )

@@ -1,13 +1,17 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from svoo import cli
+from svoo import Profile, cli
 from svoo.errors import ConfigError
+from svoo.profile import flow_sigmas
 
 
 def test_demo_prints_a_table_and_writes_results(tmp_path: Path) -> None:
@@ -74,3 +78,65 @@ def test_generate_refuses_with_one_message_and_exit_code_2(tmp_path: Path) -> No
         assert message in " ".join(result.stderr.split())
         assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def saved_profile(tmp_path: Path) -> Path:
+    density = torch.rand(2, 3, 4, 2, 1, generator=torch.Generator().manual_seed(0))
+    stage = torch.zeros(3, dtype=torch.int64)
+    masses = torch.tensor([0.95], dtype=torch.float64)
+    path = tmp_path / "p.safetensors"
+    Profile(density, flow_sigmas(3, 5.0), stage, masses, {"model": "tiny"}).save(path)
+    return path
+
+
+def test_inspect_shows_compares_and_draws(saved_profile: Path, tmp_path: Path) -> None:
+    page, picture = tmp_path / "p.html", tmp_path / "p.png"
+    shown = CliRunner().invoke(
+        cli.app, ["inspect", str(saved_profile), "--html", str(page), "--png", str(picture)]
+    )
+    assert shown.exit_code == 0, shown.output
+    assert "tiny" in shown.output and "std: heads" in shown.output
+    assert page.exists() and picture.exists()
+    compared = CliRunner().invoke(cli.app, ["inspect", str(saved_profile), str(saved_profile)])
+    assert "correlation 1.000, of ranks 1.000" in compared.output
+
+
+def test_profile_records_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved_profile: Path
+) -> None:
+    asked: list[Any] = []
+
+    def record(request: Any, inputs: Any, measuring: Any, **_: Any) -> Profile:
+        asked.append((request, inputs, measuring))
+        return Profile.load(saved_profile)
+
+    monkeypatch.setattr("svoo.plugin.calibrate.record_by_name", record)
+    (tmp_path / "prompts.txt").write_text("a fox\n")
+    command = ["profile", "--model", "x/y", "--prompts", str(tmp_path / "prompts.txt"), "--rows"]
+    done = CliRunner().invoke(
+        cli.app, [*command, "all", "--masses", "0.5,0.95", "--method", "closed-form"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "no measured profile is stored" in done.output
+    request, inputs, measuring = asked[0]
+    assert (request.model, inputs) == ("x/y", [{"prompt": "a fox"}])
+    assert (measuring.rows, measuring.masses) == (None, [0.5, 0.95])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "x/y"], "give --prompts FILE"),
+        (["--masses", "0.5,2"], r"mass must be in \(0, 1\], got 2.0"),
+        (["--masses", "half"], "--masses must be numbers, got 'half'"),
+        (["--rows", "some"], "--rows must be numbers, got 'some'"),
+        (["--branch", "third"], "branch must be cond or both"),
+        (["--dtype", "int4"], "--dtype must be one of float32, bfloat16, float16"),
+        (["--inputs", "1000"], "--inputs must be 1 to the"),
+    ],
+)
+def test_bad_profile_requests(arguments: list[str], message: str) -> None:
+    refused = CliRunner().invoke(cli.app, ["profile", *arguments])
+    assert isinstance(refused.exception, ConfigError)
+    assert re.search(message, str(refused.exception))

@@ -8,7 +8,7 @@ from making import Case, cases, normal
 
 from svoo import density as density_module
 from svoo import required_density
-from svoo.density import gaussian_density, logit_variance
+from svoo.density import BIN_WIDTH, gaussian_density, logit_variance
 from svoo.errors import ConfigError, NonFiniteError, ShapeError
 
 
@@ -36,11 +36,36 @@ def test_it_is_the_papers_definition(case: Case, mass: float) -> None:
     assert torch.equal(estimate.error, torch.zeros_like(estimate.value))
 
 
-def test_chunks_do_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("exact", [True, False])
+def test_chunks_do_not_change_it(monkeypatch: pytest.MonkeyPatch, exact: bool) -> None:
     query, key = normal(2, 2, 33, 8), normal(2, 2, 21, 8, seed=1)
-    whole = required_density(query, key).value
-    monkeypatch.setattr(density_module, "_CHUNK_ELEMENTS", 4 * 21 * 5)
-    assert torch.equal(required_density(query, key).value, whole)
+    whole = required_density(query, key, exact=exact).value
+    monkeypatch.setattr(density_module, "_SORTED_ELEMENTS", 21 * 5)
+    monkeypatch.setattr(density_module, "_BINNED_ELEMENTS", 21 * 5)
+    assert torch.equal(required_density(query, key, exact=exact).value, whole)
+
+
+@given(
+    case=cases(max_tokens=40),
+    mass=st.sampled_from((0.3, 0.5, 0.9, 0.95, 0.999, 1.0)),
+    spread=st.sampled_from((0.0, 0.1, 1.0, 5.0, 40.0)),
+)
+def test_bins_count_to_their_stated_resolution(case: Case, mass: float, spread: float) -> None:
+    query, key, _ = case.tokens(torch.float64)
+    query = query * spread
+    slack = math.exp(BIN_WIDTH) * (1 + 1e-9)
+    least, most = (mass / (mass + (1 - mass) * odds) for odds in (slack, 1 / slack))
+    low, high = required_density(query, key, mass=[least, most]).value.unbind(dim=-1)
+    binned = required_density(query, key, mass=mass, exact=False).value
+    assert bool((low - 1e-9 <= binned).all()) and bool((binned <= high + 1e-9).all())
+
+
+def test_bins_are_as_good_as_sorting_at_a_real_size() -> None:
+    query, key = 2.5 * normal(1, 2, 64, 32), normal(1, 2, 3000, 32, seed=1)
+    masses = (0.5, 0.8, 0.95)
+    binned = required_density(query, key, mass=masses, exact=False)
+    sorted_ = required_density(query, key, mass=masses)
+    torch.testing.assert_close(binned.value, sorted_.value, atol=1e-3, rtol=0)
 
 
 def test_several_masses_in_one_pass() -> None:

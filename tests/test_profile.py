@@ -1,3 +1,5 @@
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -5,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from svoo import Profile
-from svoo.errors import ConfigError, ModelError, ProfileError
+from svoo.errors import ConfigError, FileError, ModelError, ProfileError
 from svoo.profile import flow_sigmas
 
 OFFICIAL = {
@@ -49,7 +51,7 @@ def test_a_failed_save_leaves_the_old_file_whole(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(ProfileError, match="cannot write the profile .*No space left"):
+    with pytest.raises(FileError, match="cannot write .*No space left"):
         random_profile(inputs=1).save(path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["p.safetensors"]
@@ -171,3 +173,79 @@ def test_flow_sigmas_fall_from_one() -> None:
     assert sigma[0] == 1
     assert bool((sigma.diff() < 0).all())
     assert sigma[25].item() == pytest.approx(5 * 0.5 / 3)
+
+
+def mutate(data: bytes, chance: random.Random) -> bytes:
+    """Damage a file: bytes changed, cut, doubled or inserted, most often in its header."""
+    header = 8 + int.from_bytes(data[:8], "little")
+    changed = bytearray(data)
+    for _ in range(chance.choice((1, 1, 1, 2, 5))):
+        place = chance.randrange(header if chance.random() < 0.8 else len(changed))
+        end = place + chance.choice((1, 1, 2, 8, 64))
+        kind = chance.randrange(5)
+        if kind == 0:
+            changed[place:end] = chance.randbytes(end - place)
+        elif kind == 1:
+            del changed[place:end]
+        elif kind == 2:
+            changed[place:place] = changed[place:end]
+        elif kind == 3:
+            changed[place:end] = chance.choice((b"-1", b"99999999999", b'"', b"{", b"null", b"[]"))
+        else:
+            del changed[place + 1 :]
+        if not changed:
+            break
+    return bytes(changed)
+
+
+def test_damaged_files_are_refused_clearly_or_still_hold_a_profile(tmp_path: Path) -> None:
+    path = tmp_path / "p.safetensors"
+    with_error = random_profile(steps=2, stages=1)
+    with_error = replace(with_error, error=0.01 * torch.ones_like(with_error.density))
+    with_error.save(path)
+    whole = path.read_bytes()
+    refused = 0
+    for seed in range(2500):
+        path.write_bytes(mutate(whole, random.Random(seed)))
+        try:
+            loaded = Profile.load(path)
+        except ProfileError as error:
+            refused += 1
+            assert str(path) in str(error)
+        else:
+            assert loaded.density.ndim == 5 and bool((loaded.density <= 1).all())
+    assert refused > 1500
+
+
+def test_the_error_is_stored_interpolated_and_checked(tmp_path: Path) -> None:
+    profile = random_profile()
+    profile = replace(profile, error=torch.rand_like(profile.density))
+    profile.save(tmp_path / "p.safetensors")
+    again = Profile.load(tmp_path / "p.safetensors")
+    assert again.error is not None and profile.error is not None
+    assert torch.equal(again.error, profile.error)
+    halved = again.at_sigmas(again.sigma[:3], again.stage[:3])
+    assert halved.error is not None
+    torch.testing.assert_close(halved.error, profile.error[:, :3])
+    with pytest.raises(ProfileError, match="error must be like density"):
+        replace(profile, error=torch.zeros(3))
+    with pytest.raises(ProfileError, match="negative values or NaN"):
+        replace(profile, error=-profile.error)
+
+
+def test_merging_keeps_the_inputs_apart() -> None:
+    one, two = random_profile(inputs=2), random_profile(inputs=3)
+    two = replace(two, provenance={"model": "tiny", "prompts": "b"})
+    one = replace(one, provenance={"model": "tiny", "prompts": "a"})
+    both = Profile.merge([one, two])
+    assert both.inputs == 5 and both.error is None
+    assert torch.equal(both.density, torch.cat([one.density, two.density]))
+    assert both.provenance == {"model": "tiny", "prompts": "a; b"}
+    with pytest.raises(ProfileError, match="nothing to merge"):
+        Profile.merge([])
+    with pytest.raises(ProfileError, match="model is 'tiny' in one and 'other' in another"):
+        Profile.merge([one, replace(two, provenance={"model": "other"})])
+    with pytest.raises(ProfileError, match="sigma differs"):
+        Profile.merge([one, replace(two, sigma=two.sigma / 2)])
+    with pytest.raises(ProfileError, match="has 4 layers x 1 heads"):
+        Profile.merge([one, replace(two, density=two.density[:, :, :, :1])])

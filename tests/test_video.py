@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from svoo.errors import ConfigError
+from svoo.errors import ConfigError, FileError
 from svoo.video import read_video, write_video
 
 
@@ -29,7 +29,7 @@ def test_a_failed_write_keeps_the_old_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(ConfigError, match="cannot write .*No space"):
+    with pytest.raises(FileError, match="cannot write .*No space"):
         write_video(clip(), tmp_path / "v.mp4")
     assert (tmp_path / "v.mp4").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["v.mp4"]

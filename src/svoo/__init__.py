@@ -5,7 +5,8 @@ Importing this does nothing and needs only torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from svoo.attention import sparse_attention
 from svoo.backends import run_plan
@@ -35,6 +36,7 @@ __all__ = [
     "apply",
     "co_cluster",
     "models",
+    "record_profile",
     "register_adapter",
     "required_density",
     "run_plan",
@@ -59,6 +61,19 @@ def apply(
     from svoo.plugin import handle
 
     return handle.apply(target, config, profile, method)
+
+
+def record_profile(pipe: object, inputs: Sequence[Any], **settings: Any) -> Profile:  # noqa: ANN401
+    """Measure what every head of a pipeline needs on some inputs.
+
+    See `svoo.plugin.recorder.record_profile`; diffusers is imported only now.
+    """
+    from svoo.plugin.version import check_version
+
+    check_version()
+    from svoo.plugin import recorder
+
+    return recorder.record_profile(pipe, inputs, **settings)
 
 
 def register_adapter(transformer_class: str, adapter: Adapter) -> None:

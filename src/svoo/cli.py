@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,6 +15,10 @@ from rich.table import Table
 
 from svoo.catalogue import models
 from svoo.errors import ConfigError, SVOOError
+from svoo.files import write_whole
+
+if TYPE_CHECKING:
+    from svoo.profile import Profile
 
 app = typer.Typer(
     help="Training-free sparse attention for video diffusion.",
@@ -74,14 +78,9 @@ def generate(
     from svoo.plugin.generate import Request
     from svoo.plugin.generate import generate as run
 
-    for name, value, choices in (
-        ("method", method, ("svoo", "dense")),
-        ("preset", preset, ("default", "paper", "release")),
-        ("dtype", dtype, (None, "float32", "bfloat16", "float16")),
-    ):
-        if value not in choices:
-            known = ", ".join(choice for choice in choices if choice)
-            raise ConfigError(f"--{name} must be one of {known}, got {value!r}")
+    _check_choice("method", method, ("svoo", "dense"))
+    _check_choice("preset", preset, ("default", "paper", "release"))
+    _check_choice("dtype", dtype, (None, "float32", "bfloat16", "float16"))
     request = Request(
         prompt=prompt,
         out=out,
@@ -102,7 +101,7 @@ def generate(
         profile=profile,
     )
     console = Console()
-    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console) as bar:
+    with _progress(console) as bar:
         task = bar.add_task("loading", total=None)
 
         def on_step(done: int, total: int) -> None:
@@ -114,6 +113,197 @@ def generate(
     console.print(
         f"{out} written: denoising {seconds['denoising']:.1f} s, in all {seconds['total']:.1f} s"
     )
+
+
+@app.command()
+def profile(
+    *,
+    model: Annotated[str, typer.Option(help="Short name, hub id or path.")] = "mini",
+    prompts: Annotated[
+        Path | None, typer.Option(help="One prompt a line. The embedded model has its own.")
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of first frames, in the order of their names.")
+    ] = None,
+    inputs: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = None,
+    rows: Annotated[str, typer.Option(help="Query rows to sample of each head, or all.")] = "512",
+    masses: Annotated[str, typer.Option(help="Masses, with commas.")] = "0.5,0.6,0.7,0.8,0.9,0.95",
+    every: Annotated[int, typer.Option(help="Measure every so many steps.")] = 1,
+    branch: Annotated[str, typer.Option(help="cond or both.")] = "cond",
+    method: Annotated[str, typer.Option(help="measured or closed-form.")] = "measured",
+    exact: Annotated[bool, typer.Option("--exact", help="Sort, do not count in bins.")] = False,
+    steps: Annotated[int | None, typer.Option(min=1)] = None,
+    frames: Annotated[int | None, typer.Option()] = None,
+    height: Annotated[int | None, typer.Option()] = None,
+    width: Annotated[int | None, typer.Option()] = None,
+    seed: Annotated[int, typer.Option()] = 0,
+    guidance: Annotated[float | None, typer.Option()] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    offload: Annotated[
+        bool, typer.Option("--offload", help="Keep idle parts in CPU memory.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="The profile to write.")] = Path(
+        "out/profile.safetensors"
+    ),
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Replace what another request began.")
+    ] = False,
+) -> None:
+    """Measure once what every head needs; `svoo generate --profile` then uses it for any prompt.
+
+    What is done is on disk after every input: stop it, and the same command goes on.
+
+    Examples:
+
+    [bold]svoo profile --out mini.safetensors[/]
+
+    [bold]svoo profile --model wan2.1-t2v-1.3b --prompts prompts.txt --every 5[/]
+    """
+    from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs, record_by_name
+    from svoo.plugin.generate import Request
+    from svoo.plugin.recorder import Measuring
+
+    _check_choice("dtype", dtype, (None, "float32", "bfloat16", "float16"))
+    if prompts is None and model != "mini":
+        raise ConfigError("give --prompts FILE, one prompt a line")
+    measuring = Measuring(
+        masses=_numbers("masses", masses),
+        rows=None if rows == "all" else int(_numbers("rows", rows)[0]),
+        every=every,
+        branch=branch,  # type: ignore[arg-type]  # Measuring checks it
+        method=method,  # type: ignore[arg-type]
+        exact=exact,
+        seed=seed,
+    )
+    given = read_inputs(prompts or MINI_PROMPTS, images, inputs)
+    request = Request(
+        prompt="",
+        out=out,
+        model=model,
+        steps=steps,
+        frames=frames,
+        height=height,
+        width=width,
+        seed=seed,
+        guidance=guidance,
+        dtype=dtype,
+        device=device,
+        offload=offload,
+    )
+    console = Console()
+    with _progress(console) as bar:
+        task = bar.add_task("loading", total=None)
+
+        def on_step(done: int, total: int) -> None:
+            bar.update(task, description="measuring", completed=done, total=total)
+
+        found = record_by_name(request, given, measuring, restart=restart, on_step=on_step)
+    _print_profile(console, found)
+    console.print(f"{out} written; look at it with `svoo inspect {out}`", highlight=False)
+    if method == "closed-form":
+        _print_against_stored(console, found, model)
+
+
+@app.command("inspect")
+def inspect_profile(
+    profile: Annotated[Path, typer.Argument(help="A profile.")],
+    other: Annotated[Path | None, typer.Argument(help="Another, to compare it with.")] = None,
+    *,
+    mass: Annotated[float, typer.Option(help="One of the measured masses.")] = 0.95,
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write the pictures.")] = None,
+) -> None:
+    """Show what a profile says, or how two of them differ.
+
+    Examples:
+
+    [bold]svoo inspect mini.safetensors --html mini.html[/]
+
+    [bold]svoo inspect one.safetensors another.safetensors[/]
+    """
+    from svoo import Profile
+    from svoo.inspection import write_page, write_picture
+
+    console, loaded = Console(), Profile.load(profile)
+    if other is not None:
+        _print_comparison(console, loaded, Profile.load(other), mass)
+        return
+    _print_profile(console, loaded, mass)
+    for path, write in ((html, write_page), (png, write_picture)):
+        if path is not None:
+            write(loaded, path, mass)
+            console.print(f"{path} written", highlight=False)
+
+
+def _print_profile(console: Console, profile: Profile, mass: float | None = None) -> None:
+    from svoo.inspection import layer_rows, spread
+
+    mass = float(profile.masses[-1]) if mass is None else mass
+    facts = Table(title="provenance", show_header=False)
+    for name, fact in sorted(profile.provenance.items()):
+        facts.add_row(name, fact)
+    console.print(facts)
+    table = Table(title=f"required density at mass {mass:g}, {profile.inputs} inputs")
+    for name in ("layer", "mean", "min", "max", "std: heads", "inputs", "steps"):
+        table.add_column(name, justify="right")
+    for row in layer_rows(profile, mass):
+        layer, *figures = vars(row).values()
+        table.add_row(str(layer), *(f"{figure:.3f}" for figure in figures))
+    console.print(table)
+    found = spread(profile, mass)
+    console.print(
+        f"mean {found.mean:.3f}; standard deviation over inputs {found.inputs:.3f}, steps "
+        f"{found.steps:.3f}, heads {found.heads:.3f}, layers {found.layers:.3f}; standard error "
+        f"of an entry {found.sampling:.4f}",
+        highlight=False,
+    )
+
+
+def _print_comparison(console: Console, first: Profile, second: Profile, mass: float) -> None:
+    from svoo.inspection import compare
+
+    found = compare(first, second, mass)
+    console.print(
+        f"heads' means at mass {mass:g}: correlation {found.correlation:.3f}, of ranks "
+        f"{found.rank_correlation:.3f}; first less second {found.mean_difference:+.3f} on average,"
+        f" {found.mean_distance:.3f} apart",
+        highlight=False,
+    )
+    table = Table("layer", "head", "first", "second", title="the heads furthest apart")
+    for layer, head, mine, theirs in found.worst:
+        table.add_row(str(layer), str(head), f"{mine:.3f}", f"{theirs:.3f}")
+    console.print(table)
+
+
+def _print_against_stored(console: Console, predicted: Profile, model: str) -> None:
+    """Compare a closed-form profile with the measured one at hand, if there is one."""
+    from svoo.plugin.generate import known_model
+    from svoo.plugin.stored import find_profile
+
+    measured = find_profile(known_model(model), predicted.layers, predicted.heads)
+    if measured is None:
+        console.print("no measured profile is stored to compare this one with")
+    else:
+        console.print("against the stored measured profile:")
+        _print_comparison(console, predicted, measured, float(measured.masses[-1]))
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console)
+
+
+def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
+    if value not in choices:
+        known = ", ".join(choice for choice in choices if choice)
+        raise ConfigError(f"--{name} must be one of {known}, got {value!r}")
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--{name} must be numbers, got {text!r}") from error
 
 
 @app.command()
@@ -176,9 +366,6 @@ def demo(
             f"{row.error:.4f}",
         )
     console.print(table)
-    out.mkdir(parents=True, exist_ok=True)
     path = out / "results.json"
-    unfinished = path.with_suffix(".partial")
-    unfinished.write_text(json.dumps([vars(row) for row in rows], indent=2) + "\n")
-    unfinished.replace(path)
+    write_whole(path, (json.dumps([vars(row) for row in rows], indent=2) + "\n").encode())
     console.print(f"{path} written, {time.perf_counter() - start:.0f} s in all")

@@ -13,7 +13,10 @@ from torch import Tensor
 from svoo.checks import accumulation_dtype, check_mass, check_tokens, default_scale, seeded
 from svoo.errors import ShapeError
 
-_CHUNK_ELEMENTS = 1 << 22  # logits held at a time
+_SORTED_ELEMENTS = 1 << 22  # logits held at a time
+_BINNED_ELEMENTS = 1 << 19  # fewer: they stay in a core's cache from one pass to the next
+BIN_WIDTH = 1 / 32  # of a logit
+_BINS = 1024  # 32 nats below a row's largest weight, where float32 has nothing left to add
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ def required_density(
     rows: int | None = None,
     scale: float | None = None,
     generator: torch.Generator | None = None,
+    exact: bool = True,
 ) -> DensityEstimate:
     """Measure the smallest fraction of keys whose softmax probabilities reach `mass`, averaged
     over query rows.
@@ -41,6 +45,10 @@ def required_density(
     replacement (the same ones for every head) and gives the standard error of the mean; None takes
     all rows, and the error is 0. Rows go in chunks: no `[N, M]` matrix is held. All masses cost
     one pass. Mass 1 takes every key.
+
+    `exact=False` counts logits in bins of width `BIN_WIDTH` instead of sorting them, some twenty
+    times as fast: a row's count is then that of a mass whose odds are within a factor
+    exp(BIN_WIDTH) of those asked for (0.95 may become 0.9485 to 0.9515).
     """
     masses = [mass] if isinstance(mass, float | int) else list(mass)
     check_mass(*masses)
@@ -52,17 +60,12 @@ def required_density(
         picked = torch.randperm(tokens, generator=generator or seeded())[:rows]
         query = query.index_select(2, picked.to(query.device))
     dtype = accumulation_dtype(query)
-    factor = default_scale(query, scale)
-    keys_transposed = key.to(dtype).transpose(2, 3)
-    chunk = max(1, _CHUNK_ELEMENTS // (query.shape[0] * query.shape[1] * keys))
-    counts = []
-    for part in query.split(chunk, dim=2):
-        weights = (part.to(dtype) @ keys_transposed * factor).softmax(dim=-1)
-        reached = weights.sort(dim=-1, descending=True).values.cumsum(dim=-1)
-        wanted = torch.tensor(masses, dtype=dtype, device=query.device)
-        below = (reached.unsqueeze(-2) < wanted.unsqueeze(-1)).sum(dim=-1)  # [B, H, rows, masses]
-        counts.append(torch.where(wanted < 1, (below + 1).clamp(max=keys), keys))
-    fraction = torch.cat(counts, dim=2).to(dtype) / keys
+    scaled = query.to(dtype) * default_scale(query, scale)
+    wanted = torch.tensor(masses, dtype=torch.float64, device=query.device)
+    count = _count_by_sorting if exact else _count_in_bins
+    heads = zip(scaled.flatten(0, 1), key.to(dtype).flatten(0, 1), strict=True)
+    counts = torch.stack([count(*head, wanted) for head in heads])  # [B * H, rows, masses]
+    fraction = torch.where(wanted < 1, counts, keys).unflatten(0, query.shape[:2]).to(dtype) / keys
     value = fraction.mean(dim=2)
     if rows is None or rows >= tokens:
         error = torch.zeros_like(value)
@@ -73,6 +76,45 @@ def required_density(
     if isinstance(mass, float | int):
         return DensityEstimate(value.squeeze(-1), error.squeeze(-1))
     return DensityEstimate(value, error)
+
+
+def _count_by_sorting(query: Tensor, key: Tensor, masses: Tensor) -> Tensor:
+    """Return how many keys `[M, D]` each row of a scaled query `[rows, D]` needs, `[rows,
+    masses]`."""
+    counts = []
+    for part in query.split(max(1, _SORTED_ELEMENTS // len(key))):
+        weights = (part @ key.T).softmax(dim=-1)
+        reached = weights.sort(dim=-1, descending=True).values.cumsum(dim=-1)
+        below = torch.searchsorted(reached, masses.to(reached).repeat(len(part), 1))
+        counts.append((below + 1).clamp(max=len(key)))
+    return torch.cat(counts)
+
+
+def _count_in_bins(query: Tensor, key: Tensor, masses: Tensor) -> Tensor:
+    """Do the same to the resolution of a histogram, every weight taken as its bin's middle."""
+    depth = (
+        query / -BIN_WIDTH
+    )  # in bins below the row's largest logit, once its least is taken off
+    chunk = max(1, _BINNED_ELEMENTS // len(key))
+    below = key.new_empty(min(chunk, len(query)), len(key))
+    place = torch.empty_like(below, dtype=torch.int64)
+    histogram = key.new_zeros(len(query), _BINS)
+    one = key.new_ones(1)
+    for part, bins in zip(depth.split(chunk), histogram.split(chunk), strict=True):
+        here = torch.mm(part, key.T, out=below[: len(part)])
+        here.sub_(here.amin(dim=-1, keepdim=True)).clamp_(max=_BINS - 1)
+        index = place[: len(part)].copy_(here)
+        bins.scatter_add_(1, index, one.expand(index.shape))
+    middle = torch.arange(_BINS, dtype=torch.float64, device=key.device) + 0.5
+    weight = torch.exp(-BIN_WIDTH * middle)
+    keys = histogram.double()
+    reached = (keys * weight).cumsum(dim=-1)
+    target = reached[:, -1:] * masses
+    last = torch.searchsorted(reached, target).clamp(max=_BINS - 1)  # the bin where it is reached
+    inside, weight = keys.gather(1, last), weight[last]
+    before = keys.cumsum(dim=-1).gather(1, last) - inside
+    missing = target - (reached.gather(1, last) - inside * weight)
+    return before + (missing / weight).ceil().clamp(min=1).minimum(inside.clamp(min=1))
 
 
 def logit_variance(query: Tensor, key: Tensor, *, scale: float | None = None) -> Tensor:

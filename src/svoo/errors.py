@@ -26,6 +26,10 @@ class ProfileError(SVOOError, ValueError):
     """A profile that cannot be read, or does not fit the model."""
 
 
+class FileError(SVOOError, OSError):
+    """A file that cannot be written."""
+
+
 class BackendUnavailableError(SVOOError, RuntimeError):
     """No backend, or not the one asked for, can run this call here."""
 

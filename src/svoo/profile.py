@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -20,8 +20,10 @@ from torch import Tensor
 from svoo.catalogue import find_model
 from svoo.checks import check_mass
 from svoo.errors import ConfigError, ProfileError
+from svoo.files import write_whole
 
 FORMAT = "svoo-profile-1"
+MUST_AGREE = ("model", "width", "height", "frames", "method")  # of profiles to be merged
 _AXES = "inputs, steps, layers, heads, masses"
 
 
@@ -31,7 +33,8 @@ class Profile:
     quantile can be taken.
 
     sigma `[steps]` is the noise level of each step and stage `[steps]` the expert that ran it;
-    masses `[masses]`. `provenance` says which model, size and library made it.
+    masses `[masses]`. `provenance` says which model, size and library made it. `error`, shaped
+    like density, is its standard error where rows were sampled; None if it is not known.
     """
 
     density: Tensor
@@ -39,6 +42,7 @@ class Profile:
     stage: Tensor
     masses: Tensor
     provenance: Mapping[str, str] = field(default_factory=dict)
+    error: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Refuse tables that do not fit together or are not densities."""
@@ -58,6 +62,17 @@ class Profile:
             raise ProfileError("density holds values outside [0, 1] or NaN")
         if not bool(((self.masses > 0) & (self.masses <= 1)).all()):
             raise ProfileError(f"masses must be in (0, 1], got {self.masses.tolist()}")
+        if self.error is None:
+            return
+        if self.error.shape != self.density.shape:
+            raise ProfileError(f"error must be like density, got {list(self.error.shape)}")
+        if not bool((self.error >= 0).all()):
+            raise ProfileError("error holds negative values or NaN")
+
+    @property
+    def inputs(self) -> int:
+        """Number of calibration inputs."""
+        return self.density.shape[0]
 
     @property
     def layers(self) -> int:
@@ -92,7 +107,7 @@ class Profile:
         check_mass(mass)
         if not 0 < quantile < 1:
             raise ConfigError(f"quantile must be in (0, 1), got {quantile!r}")
-        density = self.density[..., self._mass_index(mass)].double()
+        density = self.at_mass(mass).double()
         if over == "max":
             budget = density.amax(dim=0)
         elif over == "mean":
@@ -113,7 +128,7 @@ class Profile:
         stage.
         """
         stage = torch.zeros(len(sigma), dtype=torch.int64) if stage is None else stage
-        rows = []
+        places = []
         for level, expert in zip(sigma.double().tolist(), stage.tolist(), strict=True):
             here = (self.stage == expert).nonzero().flatten()
             if not len(here):
@@ -125,32 +140,35 @@ class Profile:
             below = max(0, above - 1) if level < float(levels[above]) else above
             gap = float(levels[above] - levels[below])
             part = (level - float(levels[below])) / gap if gap > 0 else 0.0
-            low, high = self.density[:, here[below]], self.density[:, here[above]]
-            rows.append(torch.lerp(low, high, min(1.0, max(0.0, part))))
+            places.append((int(here[below]), int(here[above]), min(1.0, max(0.0, part))))
+
+        def between(table: Tensor) -> Tensor:
+            rows = [torch.lerp(table[:, low], table[:, high], part) for low, high, part in places]
+            return torch.stack(rows, dim=1)
+
         return Profile(
-            torch.stack(rows, dim=1), sigma.clone(), stage.clone(), self.masses, self.provenance
+            between(self.density),
+            sigma.clone(),
+            stage.clone(),
+            self.masses,
+            self.provenance,
+            None if self.error is None else between(self.error),
         )
 
     def save(self, path: str | Path) -> None:
         """Write one .safetensors file, whole or not at all; the same profile gives the same
         bytes."""
-        path = Path(path)
         tensors = {
             "density": self.density.float().contiguous(),
             "sigma": self.sigma.double(),
             "stage": self.stage.long(),
             "masses": self.masses.double(),
         }
-        unfinished = path.with_name(path.name + ".partial")
-        try:
-            # One entry, because safetensors writes several in an order that changes from run to
-            # run.
-            facts = json.dumps({"format": FORMAT, **self.provenance}, sort_keys=True)
-            unfinished.write_bytes(save_tensors(tensors, metadata={"svoo": facts}))
-            unfinished.replace(path)
-        except OSError as error:
-            unfinished.unlink(missing_ok=True)
-            raise ProfileError(f"cannot write the profile {path}: {error}") from error
+        if self.error is not None:
+            tensors["error"] = self.error.float().contiguous()
+        # One entry, because safetensors writes several in an order that changes from run to run.
+        facts = json.dumps({"format": FORMAT, **self.provenance}, sort_keys=True)
+        write_whole(Path(path), save_tensors(tensors, metadata={"svoo": facts}))
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
@@ -177,6 +195,7 @@ class Profile:
                 tensors["stage"].long(),
                 tensors["masses"].double(),
                 {str(name): str(fact) for name, fact in facts.items()},
+                tensors["error"].float() if "error" in tensors else None,
             )
         except ProfileError as error:
             raise ProfileError(f"{path}: {error}") from error
@@ -223,12 +242,53 @@ class Profile:
         masses = torch.tensor([0.95], dtype=torch.float64)
         return cls(table[None, ..., None], sigma, stage, masses, provenance)
 
-    def _mass_index(self, mass: float) -> int:
+    def at_mass(self, mass: float = 0.95) -> Tensor:
+        """Return the density at one of the measured masses, `[inputs, steps, layers, heads]`."""
         near = (self.masses - mass).abs() < 1e-6
         if not bool(near.any()):
             measured = ", ".join(f"{value:g}" for value in self.masses.tolist())
             raise ProfileError(f"the profile has no mass {mass:g}, only {measured}")
-        return int(near.nonzero()[0])
+        return self.density[..., int(near.nonzero()[0])]
+
+    @classmethod
+    def merge(cls, profiles: Sequence[Profile]) -> Profile:
+        """Put the inputs of several profiles of the same model, size and steps into one.
+
+        Facts of their provenance that differ are joined with "; ", those of `MUST_AGREE` refused.
+        """
+        if not profiles:
+            raise ProfileError("nothing to merge: give at least one profile")
+        first = profiles[0]
+        for other in profiles[1:]:
+            other.check_fits(first.layers, first.heads)
+            for name in ("sigma", "stage", "masses"):
+                mine, theirs = getattr(first, name), getattr(other, name)
+                if mine.shape != theirs.shape or not torch.allclose(mine, theirs):
+                    raise ProfileError(
+                        f"cannot merge: {name} differs ({mine.tolist()} and {theirs.tolist()})"
+                    )
+            for name in MUST_AGREE:
+                if first.provenance.get(name) != other.provenance.get(name):
+                    raise ProfileError(
+                        f"cannot merge: {name} is {first.provenance.get(name)!r} in one and "
+                        f"{other.provenance.get(name)!r} in another"
+                    )
+        errors = [profile.error for profile in profiles if profile.error is not None]
+        names = dict.fromkeys(name for profile in profiles for name in profile.provenance)
+        provenance = {
+            name: "; ".join(
+                dict.fromkeys(profile.provenance.get(name, "?") for profile in profiles)
+            )
+            for name in names
+        }
+        return cls(
+            torch.cat([profile.density for profile in profiles]),
+            first.sigma,
+            first.stage,
+            first.masses,
+            provenance,
+            torch.cat(errors) if len(errors) == len(profiles) else None,
+        )
 
 
 def flow_sigmas(steps: int, shift: float) -> Tensor:

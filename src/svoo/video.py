@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from svoo.errors import ConfigError
+from svoo.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ def write_video(frames: Frames, path: Path, fps: int = FPS) -> None:
                 container.mux(stream.encode())
             unfinished.replace(path)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}") from error
+        raise FileError(f"cannot write {path}: {error}") from error
 
 
 def read_video(path: Path) -> Frames:

@@ -232,6 +232,14 @@ def build(name: str) -> Any:
 
 def generate(pipe: Any, *, steps: int = 4, seed: int = 0, **settings: Any) -> torch.Tensor:
     """Return frames `[frames, 3, height, width]` of a 64 x 64 clip of 9 frames."""
+    arguments = call_arguments(pipe, steps)
+    arguments |= {"generator": torch.Generator().manual_seed(seed), "output_type": "pt"}
+    frames: torch.Tensor = pipe(**(arguments | settings)).frames[0]
+    return frames
+
+
+def call_arguments(pipe: Any, steps: int = 4) -> dict[str, Any]:
+    """Return what a pipeline must be called with for a 64 x 64 clip of 9 frames."""
     kind = type(pipe).__name__
     arguments: dict[str, Any] = {
         "prompt": PROMPT,
@@ -239,8 +247,6 @@ def generate(pipe: Any, *, steps: int = 4, seed: int = 0, **settings: Any) -> to
         "height": 64,
         "width": 64,
         "num_frames": 9,
-        "generator": torch.Generator().manual_seed(seed),
-        "output_type": "pt",
     }
     if "ImageToVideo" in kind:
         pixels = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
@@ -256,5 +262,4 @@ def generate(pipe: Any, *, steps: int = 4, seed: int = 0, **settings: Any) -> to
             "image_emb_len": 49, "image_emb_start": 5, "image_emb_end": 54,
         }  # fmt: skip
         arguments |= {"prompt_template": template_with_image, "max_sequence_length": 64}
-    frames: torch.Tensor = pipe(**(arguments | settings)).frames[0]
-    return frames
+    return arguments

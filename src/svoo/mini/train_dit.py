@@ -43,7 +43,7 @@ class Codes:
 HALF = Codes("half", 400, 12, CLIP_FRAMES, 80, 144, 4)
 SHORT = Codes("short", 400, 8, 5, 144, 256, 8)
 FULL = Codes("full", 60, 4, CLIP_FRAMES, 144, 256, 2)
-NEW_FILE_EVERY = 600
+NEW_FILE_EVERY = 1200
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,10 @@ def train_dit(
     torch.manual_seed(0)
     vae = AutoencoderKLWan.from_pretrained(weights / "vae", dtype=torch.float32).eval()
     latents, tokenizer = LatentCache(cache, vae), make_tokenizer()
-    parts = nn.ModuleDict({"text_encoder": make_text_encoder(), "transformer": make_transformer()})
+    transformer = make_transformer()
     if compiled:
-        parts["transformer"].compile_repeated_blocks(dynamic=True)
+        transformer.compile_repeated_blocks(dynamic=True)
+    parts = nn.ModuleDict({"text_encoder": make_text_encoder(), "transformer": transformer})
     averaged = Averaged(parts, 0.999)
     optimiser = torch.optim.AdamW(
         parts.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,11 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from PIL.Image import Image
 
 import svoo
 from svoo.catalogue import Model, find_model
 from svoo.config import SVOOConfig
 from svoo.errors import ConfigError, ModelError
+from svoo.files import check_writable, write_whole
 from svoo.profile import Profile
 from svoo.video import write_video
 
@@ -47,20 +47,6 @@ class Request:
     device: str | None = None
     offload: bool = False
     profile: Path | None = None
-
-
-def check_writable(path: Path) -> None:
-    """Refuse an output path that cannot be written, before any work is done."""
-    if path.is_dir():
-        raise ConfigError(
-            f"cannot write {path}: it is a folder; give a file name such as video.mp4"
-        )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}") from error
 
 
 def check_device(request: Request) -> None:
@@ -120,13 +106,29 @@ def load_pipeline(request: Request, model: Model | None) -> Any:  # noqa: ANN401
         ) from error
 
 
-def call_arguments(request: Request, model: Model | None, pipe: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return what to call the pipeline with; refuse an image too many or too few."""
+def open_pipeline(request: Request, model: Model | None) -> Any:  # noqa: ANN401 (any pipeline class)
+    """Load a pipeline and put it where the request says, its own progress bar off."""
+    check_device(request)
+    pipe = load_pipeline(request, model)
+    if request.offload:
+        pipe.enable_model_cpu_offload()
+    elif request.device is not None or torch.cuda.is_available():
+        pipe.to(request.device or "cuda")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def check_image(request: Request, pipe: object, *, given: bool) -> None:
+    """Refuse an image too many or too few."""
     takes_image = "ImageToVideo" in type(pipe).__name__
-    if request.image is not None and not takes_image:
-        raise ConfigError(f"{request.model} makes video from text: it takes no --image")
-    if request.image is None and takes_image:
-        raise ConfigError(f"{request.model} makes video from an image: give one with --image")
+    if given and not takes_image:
+        raise ConfigError(f"{request.model} makes video from text: it takes no image")
+    if takes_image and not given:
+        raise ConfigError(f"{request.model} makes video from an image: give one")
+
+
+def call_sizes(request: Request, model: Model | None) -> dict[str, Any]:
+    """Return the model's own call arguments, replaced by what the request asks for."""
     defaults: dict[str, Any] = {}
     if model is not None:
         defaults = {
@@ -146,17 +148,28 @@ def call_arguments(request: Request, model: Model | None, pipe: Any) -> dict[str
         "width": request.width,
         "guidance_scale": request.guidance,
     }
-    arguments = defaults | {name: value for name, value in asked.items() if value is not None}
+    return defaults | {name: value for name, value in asked.items() if value is not None}
+
+
+def call_arguments(request: Request, model: Model | None) -> dict[str, Any]:
+    """Return what to call the pipeline with."""
+    arguments = call_sizes(request, model)
     arguments |= {"prompt": request.prompt, "output_type": "np"}
     arguments["generator"] = torch.Generator().manual_seed(request.seed)
     if request.image is not None:
-        from diffusers.utils import load_image
-
-        try:
-            arguments["image"] = load_image(str(request.image))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read the image {request.image}: {error}") from error
+        arguments["image"] = read_image(request.image)
     return arguments
+
+
+def read_image(path: Path) -> Image:
+    """Read a picture, or say why not."""
+    from diffusers.utils import load_image
+
+    try:
+        picture: Image = load_image(str(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the image {path}: {error}") from error
+    return picture
 
 
 def generate(
@@ -168,17 +181,12 @@ def generate(
     half file is left.
     """
     check_writable(request.out)
-    check_device(request)
     model = known_model(request.model)
     config = make_config(request, model)
     profile = "auto" if request.profile is None else Profile.load(request.profile)
-    pipe = load_pipeline(request, model)
-    if request.offload:
-        pipe.enable_model_cpu_offload()
-    elif request.device is not None or torch.cuda.is_available():
-        pipe.to(request.device or "cuda")
-    pipe.set_progress_bar_config(disable=True)
-    arguments = call_arguments(request, model, pipe)
+    pipe = open_pipeline(request, model)
+    check_image(request, pipe, given=request.image is not None)
+    arguments = call_arguments(request, model)
     clock = _StepClock(on_step)
     start = time.perf_counter()
     with svoo.apply(pipe, config, profile, request.method) as handle:  # type: ignore[arg-type]
@@ -222,17 +230,6 @@ class _StepClock:
         if self._on_step is not None:
             self._on_step(step + 1, int(pipe.num_timesteps))
         return state
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        unfinished.write_bytes(data)
-        unfinished.replace(path)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write {path}: {error}") from error
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401 (JSON)

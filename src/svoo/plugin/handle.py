@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from svoo.catalogue import Model, models
 from svoo.config import SVOOConfig
@@ -15,7 +15,7 @@ from svoo.errors import ConfigError
 from svoo.plugin import seam
 from svoo.plugin.adapters import find_attentions, find_transformers
 from svoo.plugin.clock import Clock
-from svoo.plugin.runtime import Layer, Runtime, Stage
+from svoo.plugin.runtime import Layer, Observer, Runtime, Stage
 from svoo.plugin.stats import summarise
 from svoo.plugin.stored import find_profile
 from svoo.profile import Profile
@@ -117,6 +117,16 @@ class Handle:
         if not 0 <= step < num_steps:
             raise ConfigError(f"step must be in 0 .. {num_steps - 1}, got {step}")
         self._runtime.clock.set_by_hand(step, num_steps)
+
+    def observe(self, observer: Observer | None) -> None:
+        """Show every dense call to `observer(call, query, key)`, `[B, H, N, D]` each, before it
+        runs."""
+        self._runtime.observer = observer
+
+    def sigmas(self) -> Tensor | None:
+        """Return the noise level of every step of the latest call, or None if that is not
+        known."""
+        return self._runtime.clock.sigmas()
 
     def stats(self) -> dict[str, Any]:
         """Return what happened so far as plain data; waits for the device."""

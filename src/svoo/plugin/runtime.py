@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,8 @@ from svoo.schedule import Dense, Schedule
 PROFILE_MASS = 0.95
 MEASURED_ROWS = 128
 RECALL_ROWS = 64
+
+Observer = Callable[[Call, Tensor, Tensor], None]
 
 
 @dataclass
@@ -94,6 +97,7 @@ class Runtime:
         self.method: Method = DenseMethod()
         self.schedule: Schedule | None = None
         self.notes: list[str] = []
+        self.observer: Observer | None = None
         self._measured: dict[tuple[int, int], Tensor] = {}
         self._measured_at: dict[int, int] = {}  # stage -> the step that is dense to be measured
 
@@ -190,6 +194,9 @@ class Runtime:
         decision = self._must_measure(layer) or self.method.plan(*wide, call)
         if isinstance(decision, Dense):
             self._measure(layer, layout, *wide[:2], scale)
+            if self.observer is not None:
+                with watch("measuring"):
+                    self.observer(call, *wide[:2])
             return self._attend_densely(layer, decision, query, key, value, mask, scale)
         with watch("attention"):
             output = run_plan(*wide, decision, backend=self.config.backend, scale=scale)
@@ -250,6 +257,7 @@ class Runtime:
                 rows=min(MEASURED_ROWS, layout.video),
                 scale=scale,
                 generator=seeded(mix_seeds(self.config.seed, *place)),
+                exact=False,
             )
             self._measured[place] = found.value.amax(dim=0).cpu()  # the most that a sample needs
         self.schedule.budgets[step:, layer.index] = self._measured[place]

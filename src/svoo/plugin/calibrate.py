@@ -1,0 +1,76 @@
+"""Recording by name: load a pipeline, read prompts and images, record its profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from svoo.errors import ConfigError
+from svoo.files import check_writable
+from svoo.plugin.generate import (
+    Request,
+    call_sizes,
+    check_image,
+    known_model,
+    open_pipeline,
+    read_image,
+)
+from svoo.plugin.recorder import Measuring, record_profile
+from svoo.profile import Profile
+
+MINI_PROMPTS = Path(__file__).parents[1] / "mini" / "prompts.txt"
+_PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+
+
+def read_inputs(
+    prompts: Path, images: Path | None = None, count: int | None = None
+) -> list[dict[str, Any]]:
+    """Read one prompt a line (empty lines and those that begin with # are skipped) and, for
+    image-to-video, the pictures of a folder in the order of their names."""
+    try:
+        lines = [line.strip() for line in prompts.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the prompts {prompts}: {error}") from error
+    texts = [line for line in lines if line and not line.startswith("#")]
+    if not texts:
+        raise ConfigError(f"{prompts} holds no prompt; write one a line")
+    if count is not None and not 1 <= count <= len(texts):
+        raise ConfigError(f"--inputs must be 1 to the {len(texts)} prompts of {prompts}: {count}")
+    inputs: list[dict[str, Any]] = [{"prompt": text} for text in texts[:count]]
+    if images is None:
+        return inputs
+    if not images.is_dir():
+        raise ConfigError(f"--images must be a folder, got {images}")
+    pictures = sorted(path for path in images.iterdir() if path.suffix.lower() in _PICTURES)
+    if len(pictures) < len(inputs):
+        raise ConfigError(f"{images} holds {len(pictures)} pictures for {len(inputs)} prompts")
+    return [
+        {**entry, "image": read_image(picture)}
+        for entry, picture in zip(inputs, pictures, strict=False)
+    ]
+
+
+def record_by_name(
+    request: Request,
+    inputs: list[dict[str, Any]],
+    measuring: Measuring,
+    *,
+    restart: bool = False,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Profile:
+    """Record the profile that a request asks for: its model, sizes and output; see
+    `record_profile`."""
+    check_writable(request.out)
+    model = known_model(request.model)
+    pipe = open_pipeline(request, model)
+    check_image(request, pipe, given="image" in inputs[0])
+    return record_profile(
+        pipe,
+        inputs,
+        out=request.out,
+        restart=restart,
+        on_step=on_step,
+        **vars(measuring),
+        **call_sizes(request, model),
+    )

@@ -1,0 +1,95 @@
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import scipy.stats
+import torch
+from PIL import Image
+
+from svoo import Profile
+from svoo.errors import FileError, ProfileError
+from svoo.inspection import compare, layer_rows, spread, write_page, write_picture
+from svoo.profile import flow_sigmas
+
+
+def made_profile(seed: int = 0) -> Profile:
+    density = torch.rand(3, 4, 5, 2, 2, generator=torch.Generator().manual_seed(seed))
+    masses = torch.tensor([0.9, 0.95], dtype=torch.float64)
+    facts = {"model": "<tiny & mean>"}
+    stage = torch.zeros(4, dtype=torch.int64)
+    return Profile(density, flow_sigmas(4, 5.0), stage, masses, facts, 0.01 * density)
+
+
+def test_rows_are_the_statistics_of_their_layer() -> None:
+    profile = made_profile()
+    rows = layer_rows(profile, 0.9)
+    assert [row.layer for row in rows] == [0, 1, 2, 3, 4]
+    here = profile.density[:, :, 3, :, 0].numpy()
+    row = rows[3]
+    assert row.mean == pytest.approx(here.mean())
+    assert (row.least, row.most) == pytest.approx((here.min(), here.max()))
+    assert row.over_heads == pytest.approx(here.std(axis=2).mean())
+    assert row.over_inputs == pytest.approx(here.std(axis=0).mean())
+    assert row.over_steps == pytest.approx(here.std(axis=1).mean())
+    with pytest.raises(ProfileError, match=r"no mass 0\.5"):
+        layer_rows(profile, 0.5)
+
+
+def test_spread_finds_the_axis_that_varies() -> None:
+    flat = torch.full((3, 4, 5, 2, 2), 0.5)
+    for axis, name in ((0, "inputs"), (1, "steps"), (2, "layers"), (3, "heads")):
+        shape = [1] * 5
+        shape[axis] = flat.shape[axis]
+        varied = flat + torch.linspace(-0.2, 0.2, flat.shape[axis]).view(shape)
+        found = vars(spread(replace(made_profile(), density=varied)))
+        for other in ("inputs", "steps", "layers", "heads"):
+            assert (found[other] > 0.1) == (other == name)
+    assert spread(made_profile()).sampling == pytest.approx(
+        float(0.01 * made_profile().density[..., 1].mean())
+    )
+    skipped = spread(made_profile(), skip_steps=1).mean
+    assert skipped == pytest.approx(float(made_profile().density[:, 1:, ..., 1].mean()))
+
+
+def test_comparison_agrees_with_scipy_and_names_the_worst_heads() -> None:
+    first, second = made_profile(0), made_profile(1)
+    found = compare(first, second)
+    mine = first.density[..., 1].mean(dim=(0, 1)).flatten().double()
+    theirs = second.density[..., 1].mean(dim=(0, 1)).flatten().double()
+    assert found.correlation == pytest.approx(scipy.stats.pearsonr(mine, theirs).statistic)
+    assert found.rank_correlation == pytest.approx(scipy.stats.spearmanr(mine, theirs).statistic)
+    assert found.mean_difference == pytest.approx(float((mine - theirs).mean()))
+    layer, head, one, other = found.worst[0]
+    assert abs(one - other) == pytest.approx(float((mine - theirs).abs().max()))
+    assert one == pytest.approx(float(mine[2 * layer + head]))
+    same = compare(first, first)
+    assert same.correlation == pytest.approx(1) and same.mean_distance == 0
+
+
+def test_profiles_of_other_steps_are_compared_at_the_same_noise_levels() -> None:
+    first = made_profile()
+    fewer = first.at_sigmas(first.sigma[::2])
+    assert compare(fewer, first).mean_distance == pytest.approx(0, abs=1e-6)
+
+
+def test_profiles_that_do_not_belong_together() -> None:
+    first = made_profile()
+    with pytest.raises(ProfileError, match="5 layers x 1 heads, the model has 5 x 2"):
+        compare(first, replace(first, density=first.density[..., :1, :], error=None))
+    with pytest.raises(ProfileError, match="different stages"):
+        compare(replace(first, stage=torch.tensor([0, 0, 1, 1])), first)
+
+
+def test_page_and_picture(tmp_path: Path) -> None:
+    write_picture(made_profile(), tmp_path / "new" / "p.png")
+    with Image.open(tmp_path / "new" / "p.png") as picture:
+        assert picture.width > 800
+    write_page(made_profile(), tmp_path / "p.html")
+    page = (tmp_path / "p.html").read_text()
+    assert "&lt;tiny &amp; mean&gt;" in page and "<tiny" not in page
+    assert page.count("<tr><td>") >= 5
+    assert not re.search(r'(src|href)="(?!data:)', page)  # nothing is fetched from elsewhere
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(FileError, match="cannot write"):
+        write_page(made_profile(), tmp_path / "file" / "p.html")
