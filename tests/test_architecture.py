@@ -19,7 +19,7 @@ ROWS = (
     ("profile", "schedule"),
     ("backends", "methods"),
     ("attention", "quality", "inspection"),
-    ("plugin", "mini", "metrics", "demo", "doctor"),
+    ("plugin", "mini", "lpips", "metrics", "demo", "doctor"),
     ("cli", "__init__", "__main__"),
 )
 RANK = {name: place for place, row in enumerate(ROWS) for name in row}

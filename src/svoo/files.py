@@ -1,7 +1,8 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and the user's cache."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,12 @@ def write_whole(path: Path, data: bytes) -> None:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
         raise FileError(f"cannot write {path}: {error}") from error
+
+
+def cache_folder() -> Path:
+    """Return the user's folder for what svoo keeps (XDG_CACHE_HOME is where users say that caches
+    go)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "svoo"
 
 
 def check_writable(path: Path) -> None:

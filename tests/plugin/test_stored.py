@@ -6,14 +6,15 @@ import torch
 from svoo import Profile
 from svoo.catalogue import find_model
 from svoo.errors import ProfileError
-from svoo.plugin.stored import cache_folder, find_profile
+from svoo.files import cache_folder
+from svoo.plugin.stored import find_profile
 from svoo.profile import flow_sigmas
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = cache_folder()
+    folder = cache_folder() / "profiles"
     folder.mkdir(parents=True)
     return folder
 

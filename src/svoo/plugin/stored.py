@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from svoo.catalogue import Model
 from svoo.errors import ProfileError
+from svoo.files import cache_folder
 from svoo.profile import Profile
 
 _SHIPPED = Path(__file__).parents[1] / "mini" / "weights" / "profile.safetensors"
-
-
-def cache_folder() -> Path:
-    """Return the user's folder for profiles (XDG_CACHE_HOME is where users say that caches go)."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "svoo" / "profiles"
 
 
 def find_profile(model: Model | None, layers: int, heads: int) -> Profile | None:
     """Return the first stored profile of a recognised model that has its layers and heads."""
     if model is None:
         return None
-    for path in (_SHIPPED, *sorted(cache_folder().glob("*.safetensors"))):
+    for path in (_SHIPPED, *sorted((cache_folder() / "profiles").glob("*.safetensors"))):
         if path.exists():
             try:
                 profile = Profile.load(path)
