@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import platform
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from svoo.doctor import describe_machine
+from svoo.files import write_whole
 
 Call = Callable[[], object]
 
@@ -73,13 +75,6 @@ def _status(field: str) -> int:
 
 def machine() -> dict[str, Any]:
     """Return what the figures depend on."""
-    processor = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [
-            line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
-        ]
-        processor = names[0].split(":")[1].strip() if names else processor
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         capture_output=True,
@@ -87,26 +82,14 @@ def machine() -> dict[str, Any]:
         cwd=Path(__file__).parent,
         check=False,
     ).stdout.strip()
-    return {
-        "processor": processor,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": commit,
-    }
+    return {**describe_machine(), "load": round(os.getloadavg()[0], 2), "commit": commit}
 
 
 def save(out: Path, name: str, rows: list[dict[str, Any]], **more: object) -> Path:
     """Write rows and the machine as JSON, whole or not at all."""
-    out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}.json"
-    unfinished = path.with_suffix(".partial")
-    unfinished.write_text(
-        json.dumps({"machine": machine(), "rows": rows, **more}, indent=1) + "\n"
-    )
-    unfinished.replace(path)
+    text = json.dumps({"machine": machine(), "rows": rows, **more}, indent=1)
+    write_whole(path, (text + "\n").encode())
     return path
 
 

@@ -1,26 +1,19 @@
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tiny
 import torch
 from typer.testing import CliRunner
 
 from svoo import Profile, cli
 from svoo.errors import ConfigError
 from svoo.profile import flow_sigmas
-
-
-def test_demo_prints_a_table_and_writes_results(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli.app, ["demo", "--tokens", "600", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    assert "speed-up" in result.output
-    rows = json.loads((tmp_path / "results.json").read_text())
-    assert [row["name"] for row in rows] == ["dense", "paper", "default"]
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+from svoo.video import write_video
 
 
 def test_what_the_library_refuses_is_one_message_and_exit_code_2(
@@ -44,11 +37,9 @@ def test_the_command_runs_as_a_module_and_has_help() -> None:
         check=True,
     )
     assert "Example" in result.stdout
-    bad = subprocess.run(
-        [sys.executable, "-m", "svoo", "demo", "--tokens", "5"], capture_output=True, text=True
-    )
+    bad = run("demo", "--steps", "0")
     assert bad.returncode == 2
-    assert "256" in bad.stderr
+    assert "greater than or equal to 1" in bad.stderr
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -140,3 +131,32 @@ def test_bad_profile_requests(arguments: list[str], message: str) -> None:
     refused = CliRunner().invoke(cli.app, ["profile", *arguments])
     assert isinstance(refused.exception, ConfigError)
     assert re.search(message, str(refused.exception))
+
+
+def test_compare_says_how_alike_videos_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    frames = np.random.default_rng(0).uniform(size=(3, 48, 64, 3)).astype(np.float32)
+    write_video(frames, tmp_path / "a.mp4")
+    write_video(frames[:, ::-1], tmp_path / "b.mp4")
+    same = CliRunner().invoke(cli.app, ["compare", *[str(tmp_path / "a.mp4")] * 2])
+    assert "PSNR inf dB, SSIM 1.0000" in same.output
+    assert "LPIPS unavailable: its weights are not here" in same.output
+    other = CliRunner().invoke(
+        cli.app, ["compare", str(tmp_path / "a.mp4"), str(tmp_path / "b.mp4")]
+    )
+    assert other.exit_code == 0 and "inf" not in other.output
+    unknown = CliRunner().invoke(cli.app, ["weights", "vgg"])
+    assert isinstance(unknown.exception, ConfigError)
+
+
+def test_demo_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("svoo.demo.load", lambda: tiny.build("wan2.1-t2v"))
+    sizes = ["--steps", "5", "--frames", "9", "--height", "64", "--width", "64"]
+    command = ["demo", "--out", str(tmp_path / "out"), "--prompt", "a red fox", *sizes]
+    done = CliRunner().invoke(cli.app, command, env={"COLUMNS": "160"})
+    assert done.exit_code == 0, done.output
+    for word in ("dense", "paper", "default", "speed-up", "PSNR", "index.html"):
+        assert word in done.output

@@ -1,9 +1,63 @@
-from svoo.demo import measure
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import tiny
+
+from svoo import demo
+from svoo.demo import MODES, run_modes, write_results
+from svoo.video import read_video
+
+SIZES = {"num_inference_steps": 5, "num_frames": 17, "height": 128, "width": 128}
 
 
-def test_the_table_has_dense_paper_and_default() -> None:
-    rows = measure(3000, repeats=1)
-    assert [row.name for row in rows] == ["dense", "paper", "default"]
-    assert (rows[0].density, rows[0].recall, rows[0].error) == (1.0, 1.0, 0.0)
-    assert all(0 < row.density < 0.6 and row.recall > 0.6 for row in rows[1:])
-    assert rows[2].error < rows[1].error
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "load", lambda: tiny.build("wan2.1-t2v"))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        seen: list[tuple[str, int, int]] = []
+        trials = run_modes("a <red> fox", on_step=lambda *progress: seen.append(progress), **SIZES)
+        assert [trial.name for trial in trials] == list(MODES)
+        assert seen[0] == ("dense", 1, 15) and seen[-1] == ("default", 15, 15)
+        return write_results(trials, "a <red> fox", tmp_path_factory.mktemp("demo"))
+
+
+def test_everything_is_written(page: Path) -> None:
+    names = {path.name for path in page.parent.iterdir()}
+    videos = {f"{mode}.mp4" for mode in MODES} | {"side-by-side.mp4"}
+    assert names == videos | {"density.png", "results.json", "index.html"}
+    assert read_video(page.parent / "side-by-side.mp4").shape == (17, 144, 384, 3)
+    results = json.loads((page.parent / "results.json").read_text())
+    assert [row["mode"] for row in results["modes"]] == list(MODES)
+    dense, paper, default = results["modes"]
+    assert dense["speed_up"] == 1 and dense["psnr"] is None
+    for row in (paper, default):
+        assert row["speed_up"] == pytest.approx(
+            dense["denoising_seconds"] / row["denoising_seconds"]
+        )
+        assert row["psnr"] > 5 and 0 < row["density"] <= 1 and 0 < row["recall"] <= 1
+        assert row["lpips"] is None and "svoo weights lpips" in row["why_no_lpips"]
+        assert len(row["density_by_layer_and_head"][0]) == tiny.HEADS
+    assert results["machine"]["torch"]
+
+
+def test_the_page_needs_nothing_else(page: Path) -> None:
+    text = page.read_text()
+    assert "a &lt;red&gt; fox" in text and "a <red> fox" not in text
+    assert text.count("<video") == 3
+    assert not re.search(r'(src|href)="(?!data:)', text)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium here")
+def test_a_browser_plays_it_on_a_phone(page: Path, tmp_path: Path) -> None:
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"]
+    command += ["--no-first-run", "--disable-background-networking", "--disable-sync"]
+    command += ["--disable-component-update"]
+    command += [f"--user-data-dir={tmp_path}", "--window-size=400,800"]
+    command += ["--virtual-time-budget=5000", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert 'data-playable="3"' in done.stdout, done.stderr[-2000:]

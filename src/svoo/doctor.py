@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +34,25 @@ class Finding:
     name: str
     good: bool
     text: str
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return what a figure depends on: processor, threads, device, versions."""
+    processor, cpuinfo = platform.processor(), Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = re.findall(r"^model name\s*: (.*)$", cpuinfo.read_text(), re.MULTILINE)
+        processor = names[0] if names else processor
+    found = {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "python": platform.python_version(),
+    }
+    for package in ("svoo", "torch", "diffusers", "transformers"):
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def examine() -> list[Finding]:

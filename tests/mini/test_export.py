@@ -45,3 +45,6 @@ def test_checkpoints_become_a_pipeline_that_loads(
     assert len(hashes) == 3
     for name, digest in hashes.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+
+    for settings in folder.rglob("*.json"):
+        assert str(tmp_path) not in settings.read_text(), f"{settings} names a path"

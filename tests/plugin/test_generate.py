@@ -52,7 +52,7 @@ def test_a_video_and_its_record_are_written(folder: Path, tmp_path: Path) -> Non
     assert stored["config"]["mass"] == SVOOConfig().mass
     assert 0 < stored["density"] <= 1
     assert stored["seconds"]["denoising"] <= stored["seconds"]["total"]
-    assert "torch" in stored["versions"]
+    assert "torch" in stored["machine"]
     assert "layer" in record["summary"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["v.json", "v.mp4"]
 

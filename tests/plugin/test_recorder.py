@@ -262,7 +262,7 @@ print(deaths)
 
 
 def test_killed_at_any_moment_it_goes_on_to_the_same_file(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path)]
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parents[1]), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 10

@@ -59,7 +59,10 @@ def export_pipeline(checkpoint: Path, folder: Path) -> None:
     load_averaged(checkpoint, parts)
     vae = AutoencoderKLWan.from_pretrained(folder / "vae", dtype=torch.float16)
     pipe = assemble(vae, parts["text_encoder"].half(), parts["transformer"].half())
+    settings = folder / "vae" / "config.json"
+    unchanged = settings.read_bytes()
     pipe.save_pretrained(folder)
+    settings.write_bytes(unchanged)  # diffusers adds the path of this machine
     write_hashes(folder)
 
 

@@ -7,11 +7,15 @@ import hashlib
 import json
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import WanPipeline
+from diffusers.utils import logging as diffusers_logging
+from transformers.utils import logging as transformers_logging
 
 from svoo.catalogue import find_model
 from svoo.errors import ModelError, ShapeError
@@ -57,8 +61,25 @@ def load(weights: Path = WEIGHTS, dtype: torch.dtype = torch.float32) -> MiniPip
     """Load the embedded model from the package; refuse a weight file that is not what was
     shipped."""
     check_weights(weights)
-    pipe: MiniPipeline = MiniPipeline.from_pretrained(weights, dtype=dtype, local_files_only=True)
-    return pipe
+    with _no_bars():
+        return MiniPipeline.from_pretrained(weights, dtype=dtype, local_files_only=True)
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Keep the libraries' bars of a load that takes a second off the screen."""
+    shown = [
+        library
+        for library in (diffusers_logging, transformers_logging)
+        if library.is_progress_bar_enabled()
+    ]
+    for library in shown:
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library in shown:
+            library.enable_progress_bar()
 
 
 def check_weights(weights: Path) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +15,7 @@ from PIL.Image import Image
 import svoo
 from svoo.catalogue import Model, find_model
 from svoo.config import SVOOConfig
+from svoo.doctor import describe_machine
 from svoo.errors import ConfigError, ModelError
 from svoo.files import check_writable, write_whole
 from svoo.profile import Profile
@@ -187,7 +186,7 @@ def generate(
     pipe = open_pipeline(request, model)
     check_image(request, pipe, given=request.image is not None)
     arguments = call_arguments(request, model)
-    clock = _StepClock(on_step)
+    clock = StepClock(on_step)
     start = time.perf_counter()
     with svoo.apply(pipe, config, profile, request.method) as handle:  # type: ignore[arg-type]
         try:
@@ -202,7 +201,7 @@ def generate(
     record = {
         "request": {name: _plain(value) for name, value in asdict(request).items()},
         "config": _plain(vars(config)),
-        "versions": _versions(),
+        "machine": describe_machine(),
         "seconds": seconds,
         "density": stats["density"],
         "stats": stats,
@@ -211,10 +210,11 @@ def generate(
     return {**record, "summary": summary}
 
 
-class _StepClock:
+class StepClock:
     """A pipeline callback that times the denoising loop and reports progress."""
 
     def __init__(self, on_step: Callable[[int, int], None] | None) -> None:
+        """Start the clock; tell `on_step(done, steps)`."""
         self._on_step = on_step
         self._start = time.perf_counter()
         self.seconds = 0.0
@@ -226,6 +226,7 @@ class _StepClock:
         _timestep: object,
         state: dict[str, Any],
     ) -> dict[str, Any]:
+        """Note that a step has ended."""
         self.seconds = time.perf_counter() - self._start
         if self._on_step is not None:
             self._on_step(step + 1, int(pipe.num_timesteps))
@@ -236,10 +237,3 @@ def _plain(value: object) -> Any:  # noqa: ANN401 (JSON)
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     return str(value) if isinstance(value, Path) else value
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "svoo": svoo.__version__}
-    for package in ("torch", "diffusers", "transformers"):
-        found[package] = metadata.version(package)
-    return found

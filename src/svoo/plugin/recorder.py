@@ -20,6 +20,7 @@ from svoo.density import gaussian_density, required_density
 from svoo.errors import ConfigError, ProfileError
 from svoo.methods.base import Call
 from svoo.plugin.adapters import find_transformers
+from svoo.plugin.generate import StepClock
 from svoo.plugin.handle import Handle, apply, recognise
 from svoo.profile import Profile
 
@@ -117,8 +118,12 @@ def record_profile(
     profile = store.begin(restart=restart) if store else None
     per_input = 1 if measuring.branch == "cond" else 2
     for index in range(profile.inputs // per_input if profile else 0, len(wanted)):
-        progress = _Progress(on_step, index, len(wanted))
-        one = _record(pipe, call | wanted[index], index, measuring, request, progress)
+
+        def report(done: int, steps: int, before: int = index) -> None:
+            if on_step is not None:
+                on_step(before * steps + done, len(wanted) * steps)
+
+        one = _record(pipe, call | wanted[index], index, measuring, request, report)
         profile = one if profile is None else Profile.merge([profile, one])
         if store:
             store.keep(profile)
@@ -134,7 +139,7 @@ def _record(
     index: int,
     measuring: Measuring,
     request: Mapping[str, str],
-    progress: _Progress,
+    on_step: Callable[[int, int], None],
 ) -> Profile:
     """Record one input."""
     table = _Table(measuring, index)
@@ -142,7 +147,7 @@ def _record(
     defaults = {"generator": generator, "output_type": "latent"}
     with apply(pipe, SVOOConfig(), None, "dense") as handle:
         handle.observe(table.add)
-        pipe(**(defaults | arguments), callback_on_step_end=progress)
+        pipe(**(defaults | arguments), callback_on_step_end=StepClock(on_step))
         return table.as_profile(handle, request)
 
 
@@ -213,29 +218,6 @@ def _branches(name: str, batch: int) -> list[tuple[str, slice]]:
     if name in ("uncond", "forward 1"):
         return [("uncond", slice(None))]
     return []
-
-
-class _Progress:
-    """A pipeline callback that counts steps over all inputs."""
-
-    def __init__(
-        self, on_step: Callable[[int, int], None] | None, index: int, inputs: int
-    ) -> None:
-        self._on_step = on_step
-        self._index = index
-        self._inputs = inputs
-
-    def __call__(
-        self,
-        pipe: Any,  # noqa: ANN401 (any pipeline class)
-        step: int,
-        _timestep: object,
-        state: dict[str, Any],
-    ) -> dict[str, Any]:
-        if self._on_step is not None:
-            steps = int(pipe.num_timesteps)
-            self._on_step(self._index * steps + step + 1, self._inputs * steps)
-        return state
 
 
 class _Store:

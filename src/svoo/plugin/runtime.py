@@ -278,7 +278,8 @@ class Runtime:
         stats.densities.append(plan.density(padding).mean(dim=0))
         if self.config.measure_recall:
             rows = min(RECALL_ROWS, query.shape[2])
-            stats.recalls.append(recall(query, key, plan, rows=rows, scale=scale).mean(dim=0))
+            with stats.watch.phase("measuring", query.device):
+                stats.recalls.append(recall(query, key, plan, rows=rows, scale=scale).mean(dim=0))
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -110,7 +110,7 @@ def summarise(data: dict[str, Any]) -> str:
     lines += [f"{count} dense calls: {reason}" for reason, count in reasons.items()]
     lines += [f"note: {note}" for note in data["notes"]]
     lines.append(
-        f"density over sparse calls {_figure(data['density']).strip()}; measuring budgets took "
+        f"density over sparse calls {_figure(data['density']).strip()}; measuring took "
         f"{data['seconds']['measuring']:.3f} s; state {data['state_bytes']:,} bytes"
     )
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from svoo.errors import ProfileError
 from svoo.files import cache_folder
 from svoo.profile import Profile
 
-_SHIPPED = Path(__file__).parents[1] / "mini" / "weights" / "profile.safetensors"
+_SHIPPED = Path(__file__).parents[1] / "mini" / "profile.safetensors"
 
 
 def find_profile(model: Model | None, layers: int, heads: int) -> Profile | None:

@@ -1,0 +1,59 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+from svoo import SVOOConfig
+from svoo.plugin.trial import Trial, run_trial
+
+
+@pytest.fixture(scope="module")
+def pipe() -> Any:
+    return tiny.build("wan2.1-t2v")
+
+
+@pytest.fixture(scope="module")
+def dense(pipe: Any) -> Trial:
+    return run_trial(pipe, "dense", None, call=tiny.call_arguments(pipe, 5))
+
+
+def test_dense_is_the_pipeline_as_it_is(pipe: Any, dense: Trial) -> None:
+    plain = tiny.generate(pipe, steps=5, output_type="np")
+    np.testing.assert_array_equal(dense.frames, plain)
+    assert (dense.density, dense.recall, dense.likeness) == (1.0, 1.0, None)
+    assert 0 < dense.denoising < dense.total
+    assert dense.attention > 0
+
+
+def test_a_sparse_trial_is_compared_and_its_recall_not_timed(pipe: Any, dense: Trial) -> None:
+    config = SVOOConfig(
+        mass=0.5, dense_layers=0, measure_recall=True, query_clusters=4, key_clusters=8
+    )
+    seen: list[tuple[int, int]] = []
+    trial = run_trial(
+        pipe,
+        "sparse",
+        config,
+        call=tiny.call_arguments(pipe, 5),
+        against=dense,
+        on_step=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(step, 5) for step in range(1, 6)]
+    assert 0 < trial.density < 1 and 0 < trial.recall < 1
+    assert trial.likeness is not None and 5 < trial.likeness.psnr < 100
+    assert trial.stats["seconds"]["measuring"] > 0
+    sparse = [row["sparse_calls"] for row in trial.stats["layers"]]
+    phases = ("clustering", "selection", "attention")
+    seconds = sum(trial.stats["seconds"][phase] for phase in phases)
+    assert trial.attention == pytest.approx(seconds / sum(sparse))
+    unmeasured = run_trial(
+        pipe, "sparse", SVOOConfig(mass=0.5), call=tiny.call_arguments(pipe, 5), against=dense
+    )
+    assert np.isnan(unmeasured.recall)
+
+
+def test_keeping_everything_is_dense(pipe: Any, dense: Trial) -> None:
+    config = SVOOConfig(mass=1.0, dense_steps=0)
+    trial = run_trial(pipe, "all", config, call=tiny.call_arguments(pipe, 5), against=dense)
+    assert trial.likeness is not None and trial.likeness.psnr > 80
