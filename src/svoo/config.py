@@ -18,7 +18,8 @@ class SVOOConfig:
 
     `mass` is the probability that kept blocks must cover (tau); heads whose budget is above
     `theta` keep the smaller of what mass and budget ask for, the others the larger. `dense_steps`
-    counts steps (int) or is a fraction of them (float); `dense_layers` are the first layers.
+    counts steps (int) or is a fraction of them (float); after them, mass and budgets fall from 1
+    to their own values over the fraction `ramp` of the steps; `dense_layers` are the first layers.
     Labels are remade when they are `recluster_every` steps old. A `clusters` count of None follows
     the number of tokens (256 / 1024 at 75,600). `budget_unit` says what a budget is a fraction of:
     key tokens; key clusters, rounded up (the paper); key clusters, rounded down (the authors'
@@ -28,6 +29,7 @@ class SVOOConfig:
     mass: float = 0.9
     theta: float = 0.1
     dense_steps: int | float = 0.2
+    ramp: float = 0.0
     dense_layers: int = 1
     recluster_every: int = 1
     query_clusters: int | None = None
@@ -51,6 +53,7 @@ class SVOOConfig:
             _require("dense_steps", self.dense_steps, expected, 0 <= self.dense_steps <= 1)
         else:
             _require_count("dense_steps", self.dense_steps, 0)
+        _require("ramp", self.ramp, "a fraction in [0, 1]", 0 <= self.ramp <= 1)
         _require_count("dense_layers", self.dense_layers, 0)
         _require_count("recluster_every", self.recluster_every, 1)
         _require_count("iterations", self.iterations, 1)
@@ -105,8 +108,18 @@ class SVOOConfig:
     def count_dense_steps(self, steps: int) -> int:
         """Return how many of `steps` stay dense at the start."""
         if isinstance(self.dense_steps, float):
-            return math.ceil(self.dense_steps * steps - 1e-6)
+            return _fraction_of(steps, self.dense_steps)
         return min(self.dense_steps, steps)
+
+    def openness(self, step: int, steps: int) -> float:
+        """Return how much of the way back to dense a step goes: 1 before the ramp, 0 after it."""
+        ramp = _fraction_of(steps, self.ramp)
+        climbed = step - self.count_dense_steps(steps) + 1
+        return min(1.0, max(0.0, 1 - climbed / (ramp + 1)))
+
+
+def _fraction_of(steps: int, fraction: float) -> int:
+    return math.ceil(fraction * steps - 1e-6)
 
 
 def _require(name: str, value: object, expected: str, fits: bool) -> None:  # noqa: FBT001 (a check's verdict)

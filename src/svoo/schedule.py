@@ -19,9 +19,10 @@ class Dense:
 
 @dataclass(frozen=True)
 class Sparse:
-    """Sparse attention with budgets `[heads]`; None: mass alone decides."""
+    """Sparse attention that covers `mass`, with budgets `[heads]`; None: mass alone decides."""
 
     budgets: Tensor | None
+    mass: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,10 @@ class Schedule:
             return Dense(f"warm-up: the first {warm_up} of {self.steps} steps are dense")
         if layer < self.config.dense_layers:
             return Dense(f"the first {self.config.dense_layers} layers are dense")
+        open_part = self.config.openness(step, self.steps)
+        mass = self.config.mass + open_part * (1 - self.config.mass)
         if self.budgets is None:
-            return Sparse(None)
+            return Sparse(None, mass)
         low, high = self.config.budget_range
-        return Sparse(self.budgets[min(step, self.steps - 1), layer].clamp(low, high))
+        budgets = self.budgets[min(step, self.steps - 1), layer].clamp(low, high)
+        return Sparse(budgets + open_part * (1 - budgets), mass)

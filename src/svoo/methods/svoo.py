@@ -3,7 +3,7 @@ branches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -143,7 +143,7 @@ class SVOOMethod:
         return make_plan(
             query,
             key,
-            self.config,
+            replace(self.config, mass=decision.mass),
             budgets=budgets,
             layout=call.layout,
             state=state,
