@@ -8,16 +8,34 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import (
+    AutoencoderKLCogVideoX,
     AutoencoderKLHunyuanVideo,
+    AutoencoderKLHunyuanVideo15,
+    AutoencoderKLLTXVideo,
+    AutoencoderKLMochi,
     AutoencoderKLWan,
+    ClassifierFreeGuidance,
+    CogVideoXDDIMScheduler,
+    CogVideoXPipeline,
+    CogVideoXTransformer3DModel,
     FlowMatchEulerDiscreteScheduler,
+    HunyuanVideo15Pipeline,
+    HunyuanVideo15Transformer3DModel,
     HunyuanVideoImageToVideoPipeline,
     HunyuanVideoPipeline,
     HunyuanVideoTransformer3DModel,
+    LTXPipeline,
+    LTXVideoTransformer3DModel,
+    MochiPipeline,
+    MochiTransformer3DModel,
+    SkyReelsV2Pipeline,
+    SkyReelsV2Transformer3DModel,
     UniPCMultistepScheduler,
     WanImageToVideoPipeline,
     WanPipeline,
     WanTransformer3DModel,
+    WanVACEPipeline,
+    WanVACETransformer3DModel,
 )
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -32,6 +50,8 @@ from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
     PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
     UMT5Config,
     UMT5EncoderModel,
 )
@@ -207,6 +227,123 @@ def _hunyuan_i2v() -> HunyuanVideoImageToVideoPipeline:
     )
 
 
+def _t5(words: int, width: int = 32) -> T5EncoderModel:
+    return T5EncoderModel(
+        T5Config(
+            vocab_size=words, d_model=width, d_kv=8, d_ff=64, num_layers=1, num_heads=4,
+            dropout_rate=0.0, tie_word_embeddings=False,
+        )
+    ).eval()  # fmt: skip
+
+
+def _t5_text() -> dict[str, Any]:
+    tokenizer = _tokenizer()
+    return {"tokenizer": tokenizer, "text_encoder": _t5(len(tokenizer))}
+
+
+def _wan_5b() -> WanPipeline:
+    return WanPipeline(
+        **_wan_text(), vae=_wan_vae(), transformer=wan_transformer(), scheduler=_wan_scheduler(),
+        expand_timesteps=True,
+    )  # fmt: skip
+
+
+def _wan_vace() -> WanVACEPipeline:
+    transformer = WanVACETransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=HEADS, attention_head_dim=HEAD_SIZE,
+        in_channels=16, out_channels=16, text_dim=32, freq_dim=64, ffn_dim=64, num_layers=3,
+        cross_attn_norm=True, rope_max_seq_len=64, vace_layers=[0, 2], vace_in_channels=96,
+    ).eval()  # fmt: skip
+    return WanVACEPipeline(
+        **_wan_text(), vae=_wan_vae(), transformer=transformer, scheduler=_wan_scheduler()
+    )
+
+
+def _skyreels() -> SkyReelsV2Pipeline:
+    transformer = SkyReelsV2Transformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=HEADS, attention_head_dim=HEAD_SIZE,
+        in_channels=16, out_channels=16, text_dim=32, freq_dim=64, ffn_dim=64, num_layers=3,
+        rope_max_seq_len=64,
+    ).eval()  # fmt: skip
+    return SkyReelsV2Pipeline(
+        **_wan_text(), vae=_wan_vae(), transformer=transformer, scheduler=_wan_scheduler()
+    )
+
+
+def _hunyuan15() -> HunyuanVideo15Pipeline:
+    """Without text encoders: it is called with embeddings."""
+    transformer = HunyuanVideo15Transformer3DModel(
+        in_channels=9, out_channels=4, num_attention_heads=HEADS, attention_head_dim=HEAD_SIZE,
+        num_layers=3, num_refiner_layers=1, text_embed_dim=16, text_embed_2_dim=32,
+        image_embed_dim=8, rope_axes_dim=(8, 8, 8), target_size=64, task_type="t2v",
+    ).eval()  # fmt: skip
+    vae = AutoencoderKLHunyuanVideo15(
+        latent_channels=4, block_out_channels=(8, 8, 8, 8, 8), layers_per_block=1,
+        spatial_compression_ratio=16, temporal_compression_ratio=4,
+    ).eval()  # fmt: skip
+    return HunyuanVideo15Pipeline(
+        text_encoder=None, tokenizer=None, text_encoder_2=None, tokenizer_2=None,
+        transformer=transformer, vae=vae, scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
+        guider=ClassifierFreeGuidance(guidance_scale=4.0),
+    )  # fmt: skip
+
+
+def _hunyuan15_text() -> dict[str, torch.Tensor]:
+    """Embeddings with padding, of both text encoders and both branches."""
+    chance = torch.Generator().manual_seed(0)
+    arguments = {}
+    for branch, valid in (("", 5), ("negative_", 3)):
+        for suffix, width in (("", 16), ("_2", 32)):
+            name = f"{branch}prompt_embeds"
+            arguments[name + suffix] = torch.randn(1, 8, width, generator=chance)
+            arguments[f"{name}_mask{suffix}"] = (torch.arange(8) < valid).long()[None]
+    return arguments
+
+
+def _ltx() -> LTXPipeline:
+    transformer = LTXVideoTransformer3DModel(
+        in_channels=8, out_channels=8, num_attention_heads=HEADS, attention_head_dim=HEAD_SIZE,
+        cross_attention_dim=HEADS * HEAD_SIZE, num_layers=3, caption_channels=32,
+    ).eval()  # fmt: skip
+    vae = AutoencoderKLLTXVideo(
+        latent_channels=8, block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8, 8),
+        layers_per_block=(1, 1, 1, 1, 1), decoder_layers_per_block=(1, 1, 1, 1, 1),
+    ).eval()  # fmt: skip
+    return LTXPipeline(
+        **_t5_text(), vae=vae, transformer=transformer, scheduler=FlowMatchEulerDiscreteScheduler()
+    )
+
+
+def _cogvideox() -> CogVideoXPipeline:
+    transformer = CogVideoXTransformer3DModel(
+        num_attention_heads=HEADS, attention_head_dim=16, in_channels=4, out_channels=4,
+        time_embed_dim=16, text_embed_dim=32, num_layers=3, sample_width=8, sample_height=8,
+        sample_frames=9, max_text_seq_length=16, use_rotary_positional_embeddings=True,
+    ).eval()  # fmt: skip
+    vae = AutoencoderKLCogVideoX(
+        block_out_channels=(8, 8, 8, 8), latent_channels=4, layers_per_block=1, norm_num_groups=2,
+        sample_height=64, sample_width=64,
+    ).eval()  # fmt: skip
+    return CogVideoXPipeline(
+        **_t5_text(), vae=vae, transformer=transformer, scheduler=CogVideoXDDIMScheduler()
+    )
+
+
+def _mochi() -> MochiPipeline:
+    transformer = MochiTransformer3DModel(
+        num_attention_heads=HEADS, attention_head_dim=HEAD_SIZE, num_layers=3, in_channels=12,
+        pooled_projection_dim=16, text_embed_dim=32, time_embed_dim=16, max_sequence_length=16,
+    ).eval()  # fmt: skip
+    vae = AutoencoderKLMochi(
+        encoder_block_out_channels=(32, 32, 32, 32), decoder_block_out_channels=(32, 32, 32, 32),
+        layers_per_block=(1, 1, 1, 1, 1),
+    ).eval()  # fmt: skip
+    return MochiPipeline(
+        **_t5_text(), vae=vae, transformer=transformer, scheduler=FlowMatchEulerDiscreteScheduler()
+    )
+
+
 PIPELINES: dict[str, Callable[[], Any]] = {
     "wan2.1-t2v": _wan_t2v,
     "wan2.1-i2v": _wan_i2v,
@@ -215,13 +352,22 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "hunyuanvideo-t2v": _hunyuan_t2v,
     "hunyuanvideo-i2v": _hunyuan_i2v,
 }
+WIDER: dict[str, Callable[[], Any]] = {
+    "wan2.2-ti2v-5b": _wan_5b,
+    "wan-vace": _wan_vace,
+    "skyreels-v2": _skyreels,
+    "hunyuanvideo-1.5": _hunyuan15,
+    "ltx-video": _ltx,
+    "cogvideox": _cogvideox,
+    "mochi": _mochi,
+}
 
 
 def build(name: str) -> Any:
     """Build one of the pipelines; the same name gives the same weights."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        pipe = PIPELINES[name]()
+        pipe = (PIPELINES | WIDER)[name]()
         for transformer in (pipe.transformer, getattr(pipe, "transformer_2", None)):
             for parameter in transformer.parameters() if transformer is not None else ():
                 if parameter.ndim > 1:  # sharper attention than random weights give
@@ -233,7 +379,7 @@ def build(name: str) -> Any:
 def generate(pipe: Any, *, steps: int = 4, seed: int = 0, **settings: Any) -> torch.Tensor:
     """Return frames `[frames, 3, height, width]` of a 64 x 64 clip of 9 frames."""
     arguments = call_arguments(pipe, steps)
-    arguments |= {"generator": torch.Generator().manual_seed(seed), "output_type": "pt"}
+    arguments["generator"] = torch.Generator().manual_seed(seed)
     frames: torch.Tensor = pipe(**(arguments | settings)).frames[0]
     return frames
 
@@ -247,12 +393,20 @@ def call_arguments(pipe: Any, steps: int = 4) -> dict[str, Any]:
         "height": 64,
         "width": 64,
         "num_frames": 9,
+        "output_type": "pt",
     }
     if "ImageToVideo" in kind:
         pixels = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
         arguments["image"] = Image.fromarray(pixels)
     if kind.startswith("Wan"):
         arguments |= {"negative_prompt": "the lazy dog", "guidance_scale": 5.0}
+    elif kind in ("SkyReelsV2Pipeline", "LTXPipeline", "CogVideoXPipeline", "MochiPipeline"):
+        arguments |= {"negative_prompt": "the lazy dog", "max_sequence_length": 16}
+        if kind == "LTXPipeline":  # 32 x 32 pixels a token
+            arguments |= {"height": 256, "width": 256, "num_frames": 17}
+    elif kind == "HunyuanVideo15Pipeline":
+        arguments |= {"height": 128, "width": 128, **_hunyuan15_text()}
+        del arguments["prompt"]
     elif kind == "HunyuanVideoPipeline":
         template = {"template": "{}", "crop_start": 0}
         arguments |= {"prompt_template": template, "max_sequence_length": 16}

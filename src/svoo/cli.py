@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 
-from svoo.catalogue import models
+from svoo.catalogue import SEAM_TESTED, models
 from svoo.errors import ConfigError, SVOOError
 from svoo.files import check_writable
 
@@ -327,13 +327,15 @@ def list_models() -> None:
 
     Example: [bold]svoo models[/]
     """
-    table = Table("name", "layers x heads", "steps", "tested with", "hub id")
+    table = Table("name", "layers x heads", "steps", "tested with", "hub id or class")
     table.columns[0].no_wrap = True
     for model in models():
         how = "the embedded model" if model.name == "mini" else "tiny random weights"
         experts = " x 2 experts" if model.stages == 2 else ""
         size = f"{model.layers} x {model.heads}{experts}"
         table.add_row(model.name, size, str(model.steps), how, model.hub_id)
+    for name, pipeline in SEAM_TESTED.items():
+        table.add_row(name, "any", "any", "seam tested, no preset", pipeline)
     Console().print(table)
 
 

@@ -58,7 +58,7 @@ def test_cond_and_uncond_do_not_overwrite_each_other() -> None:
     handle = apply(pipe, SVOOConfig(dense_steps=1, share_branches=False, **SETTINGS))
     tiny.generate(pipe)
     keys = set(handle._runtime.method._states)  # type: ignore[attr-defined]
-    assert {branch for _, _, branch in keys} == {"cond", "uncond"}
+    assert {branch for _, _, branch, _ in keys} == {"cond", "uncond"}
 
 
 def test_the_second_expert_finds_its_profile() -> None:

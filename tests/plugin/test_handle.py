@@ -114,10 +114,10 @@ def test_a_failure_half_way_rolls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = attributes(pipe)
     bind, count = seam.bind, iter(range(100))
 
-    def failing(*arguments: Any) -> Any:
+    def failing(*arguments: Any, **options: Any) -> Any:
         if next(count) == 4:  # in the second expert
             raise RuntimeError("no more")
-        return bind(*arguments)
+        return bind(*arguments, **options)
 
     monkeypatch.setattr(seam, "bind", failing)
     with pytest.raises(RuntimeError, match="no more"):

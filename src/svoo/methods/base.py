@@ -31,6 +31,7 @@ class Call:
     layout: VideoLayout
     stage: int = 0
     branch: str = "cond"
+    sample: int = 0
     head_offset: int = 0
     scale: float | None = None
     watch: Watch = unwatched

@@ -126,7 +126,7 @@ class SVOOMethod:
         self.config = config
         self.schedule = schedule
         self.score = score
-        self._states: dict[tuple[int, int, str], LabelState] = {}
+        self._states: dict[tuple[int, int, str, int], LabelState] = {}
 
     def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
         """Return what the schedule says for this step and layer."""
@@ -138,7 +138,8 @@ class SVOOMethod:
             heads = query.shape[1]
             budgets = budgets[call.head_offset : call.head_offset + heads].to(query.device)
         branch = "" if self.config.share_branches else call.branch
-        state = self._states.setdefault((call.stage, call.layer, branch), LabelState())
+        place = call.stage, call.layer, branch, call.sample
+        state = self._states.setdefault(place, LabelState())
         state.step = call.step
         return make_plan(
             query,

@@ -22,13 +22,17 @@ class Adapter:
     takes the transformer and the arguments of its forward and returns frames, height and width in
     tokens; what the sequence has beyond them is text, behind the video or before it.
     `prefix_mask`: the attention mask `[B, 1, 1, N]` is True for the video and the real text, False
-    for padding at the end.
+    for padding at the end; `square_mask`: it comes as `[B, 1, N, N]`, True where both tokens are.
+    `calls_torch`: its processors call
+    torch's attention themselves instead of diffusers' dispatcher.
     """
 
     sites: tuple[tuple[str, str], ...]
     grid: Callable[[nn.Module, Arguments], Grid]
     text_first: bool = False
     prefix_mask: bool = False
+    square_mask: bool = False
+    calls_torch: bool = False
 
 
 def _wan_grid(transformer: nn.Module, arguments: Arguments) -> Grid:
@@ -44,12 +48,45 @@ def _hunyuan_grid(transformer: nn.Module, arguments: Arguments) -> Grid:
     return frames // config.patch_size_t, height // config.patch_size, width // config.patch_size
 
 
+def _packed_grid(_transformer: nn.Module, arguments: Arguments) -> Grid:
+    return arguments["num_frames"], arguments["height"], arguments["width"]
+
+
+def _cogvideo_grid(transformer: nn.Module, arguments: Arguments) -> Grid:
+    _, frames, _, height, width = arguments["hidden_states"].shape
+    config: Any = transformer.config
+    by_frames = config.patch_size_t or 1
+    side = config.patch_size
+    return (frames + by_frames - 1) // by_frames, height // side, width // side
+
+
+def _mochi_grid(transformer: nn.Module, arguments: Arguments) -> Grid:
+    frames, height, width = arguments["hidden_states"].shape[-3:]
+    config: Any = transformer.config
+    return frames, height // config.patch_size, width // config.patch_size
+
+
 _ADAPTERS: dict[str, Adapter] = {
     "WanTransformer3DModel": Adapter((("blocks", "attn1"),), _wan_grid),
+    # The control blocks run first.
+    "WanVACETransformer3DModel": Adapter(
+        (("vace_blocks", "attn1"), ("blocks", "attn1")), _wan_grid
+    ),
+    "SkyReelsV2Transformer3DModel": Adapter((("blocks", "attn1"),), _wan_grid),
     "HunyuanVideoTransformer3DModel": Adapter(
         (("transformer_blocks", "attn"), ("single_transformer_blocks", "attn")),
         _hunyuan_grid,
         prefix_mask=True,
+    ),
+    "HunyuanVideo15Transformer3DModel": Adapter(
+        (("transformer_blocks", "attn"),), _hunyuan_grid, prefix_mask=True, square_mask=True
+    ),
+    "LTXVideoTransformer3DModel": Adapter((("transformer_blocks", "attn1"),), _packed_grid),
+    "CogVideoXTransformer3DModel": Adapter(
+        (("transformer_blocks", "attn1"),), _cogvideo_grid, text_first=True, calls_torch=True
+    ),
+    "MochiTransformer3DModel": Adapter(
+        (("transformer_blocks", "attn1"),), _mochi_grid, calls_torch=True
     ),
 }
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import torch
 from torch import Tensor, nn
 
 from svoo.catalogue import Model, models
@@ -78,20 +79,27 @@ def apply(
 def _take_over(runtime: Runtime, stage: Stage, modules: list[nn.Module], undo: ExitStack) -> None:
     for index, attention in enumerate(modules):
         layer = Layer(runtime, stage, index)
-        undo.callback(seam.bind(attention, layer))
+        undo.callback(seam.bind(attention, layer, calls_torch=stage.adapter.calls_torch))
         stage.layers.append(layer)
     names = list(inspect.signature(type(stage.transformer).forward).parameters)[1:]
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module is stage.transformer:  # a deep copy carries this hook along
-            runtime.begin_forward(stage, dict(zip(names, args, strict=False)) | kwargs)
+        if module is not stage.transformer:  # a deep copy carries this hook along
+            return
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        if torch.compiler.is_compiling():  # the forwards are counted when the graph runs
+            stage.grid = stage.adapter.grid(stage.transformer, arguments)
+        else:
+            grid = stage.adapter.grid(stage.transformer, arguments)
+            runtime.begin_forward(stage, grid, arguments.get("timestep"))
 
     undo.callback(stage.transformer.register_forward_pre_hook(before, with_kwargs=True).remove)
 
     def receive(context: Any) -> None:  # noqa: ANN401 (diffusers' own class)
         stage.context = context
 
-    undo.callback(seam.listen(stage.transformer, receive, runtime.clock.end_call))
+    blocks = getattr(stage.transformer, stage.adapter.sites[0][0])
+    undo.callback(seam.listen(stage.transformer, blocks, receive, runtime.clock.end_call))
 
 
 class Handle:

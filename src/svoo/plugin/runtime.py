@@ -44,6 +44,7 @@ class Stage:
     transformer: nn.Module
     adapter: Adapter
     grid: Grid | None = None
+    fresh: bool = False  # a forward has begun and no layer has run in it yet
     context: Context | None = None
     layers: list[Layer] = field(default_factory=list)
 
@@ -58,6 +59,13 @@ class Layer:
         self.index = index
         self.dense_backend: Any = None
         self.stats = LayerStats()
+        self.forward = -1
+        self.sample = 0
+
+    def begin_in_graph(self, grid: Grid) -> None:
+        """Begin a forward in which this is the first layer, unless an eager hook has done so."""
+        if self.index == 0 and not self.stage.fresh:
+            self.runtime.begin_forward(self.stage, grid)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
@@ -98,13 +106,15 @@ class Runtime:
         self.schedule: Schedule | None = None
         self.notes: list[str] = []
         self.observer: Observer | None = None
+        self._forwards = 0
         self._measured: dict[tuple[int, int], Tensor] = {}
         self._measured_at: dict[int, int] = {}  # stage -> the step that is dense to be measured
 
-    def begin_forward(self, stage: Stage, arguments: dict[str, Any]) -> None:
+    def begin_forward(self, stage: Stage, grid: Grid, timestep: object = None) -> None:
         """Note where a forward of a transformer stands; a new call forgets the one before."""
-        stage.grid = stage.adapter.grid(stage.transformer, arguments)
-        if self.clock.begin_forward(arguments.get("timestep"), stage.context):
+        stage.grid, stage.fresh = grid, True
+        self._forwards += 1
+        if self.clock.begin_forward(timestep, stage.context):
             self._compare_tokens(math.prod(stage.grid))
             self._begin_call()
 
@@ -172,6 +182,10 @@ class Runtime:
         scale: float | None,
     ) -> Tensor:
         """Attend over `[B, N, H, D]`: ask the method, run its plan, or stay dense and say why."""
+        layer.stage.fresh = False
+        # Some processors call attention once for every sample of a batch.
+        layer.sample = layer.sample + 1 if layer.forward == self._forwards else 0
+        layer.forward = self._forwards
         layout = _read_layout(layer.stage, query, mask)
         if isinstance(layout, Dense):
             return self._attend_densely(layer, layout, query, key, value, mask, scale)
@@ -187,6 +201,7 @@ class Runtime:
             layout,
             stage=stage.index,
             branch=self.clock.branch(stage.context),
+            sample=layer.sample,
             scale=scale,
             watch=watch,
         )
@@ -299,11 +314,8 @@ def _read_layout(stage: Stage, query: Tensor, mask: Tensor | None) -> VideoLayou
     if mask is None:
         return VideoLayout(frames, height, width, text, stage.adapter.text_first)
     batch, tokens = query.shape[:2]
-    if (
-        not stage.adapter.prefix_mask
-        or mask.dtype != torch.bool
-        or mask.shape != (batch, 1, 1, tokens)
-    ):
+    expected = (batch, 1, tokens if stage.adapter.square_mask else 1, tokens)
+    if not stage.adapter.prefix_mask or mask.dtype != torch.bool or mask.shape != expected:
         return Dense(f"an attention mask {list(mask.shape)} of {mask.dtype} is not understood")
-    valid = mask.view(batch, tokens).sum(dim=-1) - frames * height * width
+    valid = mask[:, 0, 0].sum(dim=-1) - frames * height * width  # what a video token may see
     return VideoLayout(frames, height, width, text, stage.adapter.text_first, valid)

@@ -2,17 +2,22 @@
 
 An attention backend of our own is registered with diffusers' dispatcher and chosen for single
 processor *instances*: the model's own processor goes on doing projections, norms and rope, and
-cross-attention, which has other processors, never comes here.
+cross-attention, which has other processors, never comes here. Processors that call torch's
+attention themselves are met there instead. Compiled graphs call us as one opaque operator, which
+is told its layer by a tensor, so that one graph serves all layers.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from diffusers.hooks import HookRegistry, ModelHook
 from diffusers.hooks.hooks import StateManager
 from diffusers.models.attention_dispatch import (
@@ -20,21 +25,49 @@ from diffusers.models.attention_dispatch import (
     _AttentionBackendRegistry,
 )
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+from svoo.plugin.adapters import Grid
 
 Undo = Callable[[], None]
-_bound = threading.local()  # the layer whose processor runs in this thread
 _HOOK = "svoo"
+
+
+class Place(Protocol):
+    """What knows the grid of the forward that runs: read while a graph is traced."""
+
+    grid: Grid | None
 
 
 class Layer(Protocol):
     """A video self-attention that has been taken over."""
 
     dense_backend: Any
+    stage: Any
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
     ) -> Tensor:
         """Attend over `[B, N, H, D]` as diffusers hands it over."""
+
+    def begin_in_graph(self, grid: Grid) -> None:
+        """Note that a compiled graph is about to call `attend`, in a forward of this grid."""
+
+
+Binding = tuple[Tensor, Place]  # the number of a layer, and its stage
+_layers: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+class _Bound(threading.local):
+    """The binding whose processor runs in this thread."""
+
+    def __init__(self) -> None:
+        self.binding: Binding | None = None
+
+
+_bound = _Bound()
 
 
 def _make_backend_name() -> AttentionBackendName:
@@ -61,12 +94,12 @@ def _attend(
 ) -> Tensor:
     """The backend that diffusers calls: hand video self-attention to its layer, all else to
     diffusers."""
-    layer: Layer | None = getattr(_bound, "layer", None)
+    binding = _bound.binding
     plain = not (is_causal or enable_gqa or dropout_p) and _parallel_config is None
-    if layer is not None and plain and key.shape[1] == query.shape[1]:
-        return layer.attend(query, key, value, attn_mask, scale)
+    if binding is not None and plain and key.shape[1] == query.shape[1]:
+        return _hand_over(binding, query, key, value, attn_mask, scale)
     return dense_attention(
-        None if layer is None else layer.dense_backend,
+        None if binding is None else _layers[int(binding[0])].dense_backend,
         query=query,
         key=key,
         value=value,
@@ -79,6 +112,85 @@ def _attend(
     )
 
 
+def _hand_over(
+    binding: Binding,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+) -> Tensor:
+    """Call the bound layer: at once, or through the operator if a graph is being traced."""
+    number, stage = binding
+    if torch.compiler.is_compiling():
+        frames, height, width = stage.grid or (0, 0, 0)
+        return _attend_in_graph(query, key, value, mask, scale, number, frames, height, width)
+    return _layers[int(number)].attend(query, key, value, mask, scale)
+
+
+@torch.library.custom_op("svoo::attend", mutates_args=())
+def _attend_in_graph(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    number: Tensor,
+    frames: int,
+    height: int,
+    width: int,
+) -> Tensor:
+    layer = _layers[int(number)]
+    layer.begin_in_graph((frames, height, width))
+    return layer.attend(query, key, value, mask, scale).contiguous()
+
+
+@_attend_in_graph.register_fake
+def _(query: Tensor, *_: object) -> Tensor:
+    return query.new_empty(query.shape)
+
+
+class _SDPAMode(TorchFunctionMode):
+    """Meets torch's attention, `[B, H, N, D]`, inside processors that call it themselves."""
+
+    def __init__(self, binding: Binding) -> None:
+        super().__init__()
+        self._binding = binding
+
+    def __torch_function__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is scaled_dot_product_attention:
+            return _attend_heads_first(self._binding, *args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def _attend_heads_first(
+    binding: Binding,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 (torch's signature)
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+) -> Tensor:
+    if is_causal or enable_gqa or dropout_p or key.shape[2] != query.shape[2]:
+        return scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
+    query, key, value = (side.transpose(1, 2) for side in (query, key, value))
+    return _hand_over(binding, query, key, value, attn_mask, scale).transpose(1, 2)
+
+
 def dense_attention(backend: Any, **arguments: Any) -> Tensor:
     """Run diffusers' own attention: the given backend, or the active one if None."""
     name = _AttentionBackendRegistry._active_backend if backend is None else backend
@@ -87,10 +199,11 @@ def dense_attention(backend: Any, **arguments: Any) -> Tensor:
     return run(**{key: value for key, value in arguments.items() if key in accepted})
 
 
-def bind(attention: nn.Module, layer: Layer) -> Undo:
+def bind(attention: nn.Module, layer: Layer, *, calls_torch: bool = False) -> Undo:
     """Let the processor of a self-attention module call `layer.attend`; return what undoes it.
 
-    The processor is copied, because several modules may share one.
+    `calls_torch`: it calls torch's attention, not diffusers' dispatcher. The processor is copied,
+    because several modules may share one.
     """
     if _BACKEND not in _AttentionBackendRegistry._backends:
         _AttentionBackendRegistry.register(_BACKEND)(_attend)
@@ -99,8 +212,10 @@ def bind(attention: nn.Module, layer: Layer) -> Undo:
     layer.dense_backend = getattr(original, "_attention_backend", None)
     processor.__dict__.pop("_attention_backend", None)
     base: Any = type(original)
-    processor.__class__ = _bound_class(base)
-    processor._svoo_layer = layer
+    processor.__class__ = _torch_bound_class(base) if calls_torch else _bound_class(base)
+    number = next(_numbers)
+    _layers[number] = layer
+    processor._svoo_binding = torch.tensor(number), layer.stage
     attention.processor = processor
 
     def undo() -> None:
@@ -120,24 +235,52 @@ def _bound_class(base: Any) -> Any:
 
     @functools.wraps(base_call)  # diffusers filters keyword arguments by the signature
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = getattr(_bound, "layer", None)
-        _bound.layer = self._svoo_layer
+        before = _bound.binding
+        _bound.binding = self._svoo_binding
         try:
             return base_call(self, *args, **kwargs)
         finally:
-            _bound.layer = before
+            _bound.binding = before
 
     def set_backend(self: Any, backend: Any) -> None:
-        self._svoo_layer.dense_backend = backend
+        _layers[int(self._svoo_binding[0])].dense_backend = backend
 
     members = {
         "__call__": call,
+        "__deepcopy__": functools.partialmethod(_copy_unbound, base),
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         # What the user chooses later becomes the dense fallback; ours stays.
         "_attention_backend": property(lambda _self: _BACKEND, set_backend),
     }
     return type(base.__name__, (base,), members)
+
+
+@functools.cache
+def _torch_bound_class(base: Any) -> Any:
+    """Return the same for a processor class that calls torch's attention."""
+    base_call: Any = base.__call__
+
+    @functools.wraps(base_call)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _SDPAMode(self._svoo_binding):
+            return base_call(self, *args, **kwargs)
+
+    members = {
+        "__call__": call,
+        "__deepcopy__": functools.partialmethod(_copy_unbound, base),
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+    }
+    return type(base.__name__, (base,), members)
+
+
+def _copy_unbound(processor: Any, base: Any, memo: dict[int, Any]) -> Any:
+    """Return a deep copy that is no longer ours: a copied pipeline is a plain one."""
+    plain = base.__new__(base)
+    kept = {name: value for name, value in vars(processor).items() if name != "_svoo_binding"}
+    plain.__dict__.update(copy.deepcopy(kept, memo))
+    return plain
 
 
 class _ContextManager(StateManager):
@@ -172,22 +315,31 @@ class _ContextHook(ModelHook):
 
 
 def listen(
-    transformer: nn.Module, receive: Callable[[Any], None], end_call: Callable[[], None]
+    transformer: nn.Module,
+    blocks: nn.Module,
+    receive: Callable[[Any], None],
+    end_call: Callable[[], None],
 ) -> Undo:
     """Tell `receive` every cache context of a transformer and call `end_call` when a pipeline
-    call ends."""
-    had_registry = "_diffusers_hook" in transformer.__dict__
-    registry = HookRegistry.check_if_exists_or_initialize(transformer)
+    call ends.
+
+    The hook sits on the list of its `blocks`, which hears of both and is never called itself: a
+    hook wraps its module's forward, and a deep copy of a wrapped one would run the original.
+    """
+    before = dict(blocks.__dict__)
+    had_own = "_diffusers_hook" in transformer.__dict__
+    own = HookRegistry.check_if_exists_or_initialize(transformer)
+    registry = HookRegistry.check_if_exists_or_initialize(blocks)
     registry.register_hook(_ContextHook(receive, end_call), _HOOK)
-    registry.invalidate_child_registries_cache()
+    own.invalidate_child_registries_cache()
 
     def undo() -> None:
         registry.remove_hook(_HOOK, recurse=False)
-        registry.invalidate_child_registries_cache()
-        forward = transformer.__dict__.get("forward")
-        if forward is not None and getattr(forward, "__func__", None) is type(transformer).forward:
-            del transformer.__dict__["forward"]  # diffusers leaves the bound method behind
-        if not had_registry and not registry.hooks:
+        for name in ("forward", "_diffusers_hook"):
+            if name not in before and not registry.hooks:
+                blocks.__dict__.pop(name, None)
+        own.invalidate_child_registries_cache()
+        if not had_own and not own.hooks:
             del transformer.__dict__["_diffusers_hook"]
 
     return undo

@@ -1,0 +1,258 @@
+"""Together with what people combine: every cell of docs/compatibility.md is a case here."""
+
+import copy
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import accelerate  # type: ignore[import-untyped]
+import diffusers
+import peft
+import pytest
+import tiny
+import torch
+from torch._dynamo.utils import counters
+
+from svoo import SVOOConfig
+from svoo.plugin.handle import Handle, apply
+
+SETTINGS: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8, "dense_layers": 0}
+EVERYTHING = SVOOConfig(mass=1.0, dense_steps=0, **SETTINGS)
+SPARSE = SVOOConfig(mass=0.5, dense_steps=1, **SETTINGS)
+CPU = torch.device("cpu")
+ODD_GRID = {"num_frames": 49, "height": 16 * 17, "width": 16 * 11, "output_type": "latent"}
+
+
+def model_offload(pipe: Any) -> None:
+    pipe.enable_model_cpu_offload(device="cpu")
+
+
+def sequential_offload(pipe: Any) -> None:
+    # What enable_sequential_cpu_offload does to a transformer; with the CPU as the device it
+    # fails in accelerate for this text encoder, with us or without.
+    accelerate.cpu_offload(pipe.transformer, CPU, offload_buffers=True)
+
+
+def group_offload(pipe: Any) -> None:
+    pipe.transformer.enable_group_offload(
+        onload_device=CPU, offload_device=CPU, offload_type="block_level", num_blocks_per_group=1
+    )
+
+
+def lora(pipe: Any) -> None:
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=2, target_modules=["to_q", "to_v"], init_lora_weights=False)
+    pipe.transformer.add_adapter(config)
+
+
+def lora_unloaded(pipe: Any) -> None:
+    lora(pipe)
+    pipe.transformer.delete_adapters("default")
+
+
+def torchao_int8(pipe: Any) -> None:
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    quantization.quantize_(pipe.transformer, quantization.Int8WeightOnlyConfig())
+
+
+def first_block_cache(pipe: Any) -> None:
+    pipe.transformer.enable_cache(diffusers.FirstBlockCacheConfig(threshold=0.3))
+
+
+def pyramid_broadcast(pipe: Any) -> None:
+    pipe.transformer.enable_cache(
+        diffusers.PyramidAttentionBroadcastConfig(
+            spatial_attention_block_skip_range=2,
+            spatial_attention_timestep_skip_range=(100, 900),
+            current_timestep_callback=lambda: pipe.current_timestep,
+        )
+    )
+
+
+def cache_dit(pipe: Any) -> None:
+    if importlib.util.find_spec("cache_dit") is None:
+        pytest.skip("cache-dit is not installed")
+    importlib.import_module("cache_dit").enable_cache(pipe)
+
+
+def fused_projections(pipe: Any) -> None:
+    pipe.transformer.fuse_qkv_projections()
+
+
+def chosen_backend(pipe: Any) -> None:
+    for block in pipe.transformer.blocks:
+        block.attn1.set_attention_backend("_native_math")
+
+
+def compiled_by_blocks(pipe: Any) -> None:
+    pipe.transformer.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
+
+
+def compiled_whole(pipe: Any) -> None:
+    pipe.transformer.compile(fullgraph=True, backend="aot_eager")
+
+
+def compiled_and_wrapped(pipe: Any) -> None:
+    pipe.transformer = torch.compile(pipe.transformer, fullgraph=True, backend="aot_eager")
+
+
+def nothing(_pipe: Any) -> None:
+    """For what is combined by the call alone."""
+
+
+CASES: dict[str, tuple[Callable[[Any], None], dict[str, Any]]] = {
+    "model offload": (model_offload, {}),
+    "sequential offload": (sequential_offload, {}),
+    "group offload": (group_offload, {}),
+    "LoRA": (lora, {}),
+    "LoRA unloaded": (lora_unloaded, {}),
+    "torchao int8": (torchao_int8, {}),
+    "FirstBlockCache": (first_block_cache, {}),
+    "PyramidAttentionBroadcast": (pyramid_broadcast, {}),
+    "cache-dit": (cache_dit, {}),
+    "fused projections": (fused_projections, {}),
+    "set_attention_backend": (chosen_backend, {}),
+    "torch.compile by blocks": (compiled_by_blocks, {}),
+    "torch.compile in place": (compiled_whole, {}),
+    "torch.compile wrapped": (compiled_and_wrapped, {}),
+    "batch of prompts": (nothing, {"prompt": ["a red fox", "a dog"], "negative_prompt": None}),
+    "videos per prompt": (nothing, {"num_videos_per_prompt": 2}),
+    "no guidance": (nothing, {"guidance_scale": 1.0}),
+    "odd grid": (nothing, ODD_GRID),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def applied(name: str, config: SVOOConfig, *, first: bool) -> tuple[Any, Handle]:
+    """A pipeline with svoo applied before (`first`) or after the other thing."""
+    pipe = tiny.build("wan2.1-t2v")
+    combine = CASES[name][0]
+    if not first:
+        combine(pipe)
+    handle = apply(pipe, config, profile=None)
+    if first:
+        combine(pipe)
+    return pipe, handle
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["svoo first", "svoo second"])
+@pytest.mark.parametrize("name", CASES)
+def test_everything_kept_it_is_the_combination_without_us(name: str, first: bool) -> None:
+    combine, call = CASES[name]
+    plain = tiny.build("wan2.1-t2v")
+    combine(plain)
+    expected = tiny.generate(plain, **call)
+    torch._dynamo.reset()
+    pipe, handle = applied(name, EVERYTHING, first=first)
+    torch.testing.assert_close(tiny.generate(pipe, **call), expected, atol=1e-3, rtol=0)
+    assert sum(row["sparse_calls"] for row in handle.stats()["layers"]) > 0
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["svoo first", "svoo second"])
+@pytest.mark.parametrize("name", CASES)
+def test_sparse_it_is_sparse_and_the_same_twice(name: str, first: bool) -> None:
+    pipe, handle = applied(name, SPARSE, first=first)
+    once = tiny.generate(pipe, **CASES[name][1])
+    stats = handle.stats()
+    assert stats["steps"] == 4 and 0 < stats["density"] < 0.8
+    assert all(row["sparse_calls"] > 0 for row in stats["layers"])
+    torch.testing.assert_close(tiny.generate(pipe, **CASES[name][1]), once, atol=0, rtol=0)
+    assert handle.stats()["calls"] == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["torch.compile by blocks", "torch.compile in place", "torch.compile wrapped"]
+)
+def test_graphs_do_not_grow_with_layers_or_steps(name: str) -> None:
+    pipe, _ = applied(name, SPARSE, first=False)
+    seen: list[int] = []
+
+    def count(_pipe: Any, _step: int, _time: Any, state: dict[str, Any]) -> dict[str, Any]:
+        seen.append(counters["stats"]["unique_graphs"])
+        return state
+
+    tiny.generate(pipe, steps=5, callback_on_step_end=count)
+    assert len(seen) == 5
+    assert seen[-1] == seen[1] == 1  # three layers, one graph, none after the second step
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("first", [True, False], ids=["svoo first", "svoo second"])
+def test_half_precision(dtype: torch.dtype, first: bool) -> None:
+    plain = tiny.build("wan2.1-t2v")
+    single = tiny.generate(plain)
+    plain.transformer.to(dtype)
+    expected = tiny.generate(plain)
+    pipe = tiny.build("wan2.1-t2v")
+    if not first:
+        pipe.transformer.to(dtype)
+    handle = apply(pipe, EVERYTHING, profile=None)
+    if first:
+        pipe.transformer.to(dtype)
+    difference = (tiny.generate(pipe) - expected).abs().mean()
+    assert float(difference) < 2 * float((single - expected).abs().mean())  # two roundings
+    assert sum(row["sparse_calls"] for row in handle.stats()["layers"]) > 0
+
+
+def test_saving_while_applied(tmp_path: Path) -> None:
+    pipe = tiny.build("wan2.1-t2v")
+    plain = tiny.generate(pipe)
+    apply(pipe, SPARSE, profile=None)
+    sparse = tiny.generate(pipe)
+    pipe.save_pretrained(tmp_path)
+    again = diffusers.WanPipeline.from_pretrained(tmp_path)
+    again.set_progress_bar_config(disable=True)
+    torch.testing.assert_close(tiny.generate(again), plain, atol=1e-4, rtol=0)
+    assert torch.equal(tiny.generate(pipe), sparse)
+
+
+def test_a_deep_copy_is_a_plain_pipeline() -> None:
+    pipe = tiny.build("wan2.1-t2v")
+    plain = tiny.generate(pipe)
+    handle = apply(pipe, SPARSE, profile=None)
+    sparse = tiny.generate(pipe)
+    transformer = copy.deepcopy(pipe.transformer)
+    other = tiny.build("wan2.1-t2v")
+    other.transformer = transformer
+    calls = handle.stats()["calls"]
+    assert torch.equal(tiny.generate(other), plain)
+    assert handle.stats()["calls"] == calls
+    assert torch.equal(tiny.generate(pipe), sparse)
+
+
+def tensors_of(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Every tensor that an object holds, modules and their weights left out."""
+    if id(value) in seen or isinstance(value, torch.nn.Module | diffusers.DiffusionPipeline):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from tensors_of(inner, seen)
+    elif isinstance(value, list | tuple | set):
+        for inner in value:
+            yield from tensors_of(inner, seen)
+    elif hasattr(value, "__dict__"):
+        yield from tensors_of(vars(value), seen)
+
+
+def test_no_more_is_held_than_the_state_that_is_stated() -> None:
+    """On a GPU with offload this is what stays in its memory between layers."""
+    pipe, handle = applied("model offload", SPARSE, first=True)
+    tiny.generate(pipe)
+    runtime = handle._runtime
+    held = sum(tensor.nbytes for tensor in tensors_of(runtime.method, set()))
+    budgets = runtime.schedule.budgets if runtime.schedule else None
+    assert budgets is None
+    assert 0 < held == handle.stats()["state_bytes"]
+    few = sum(tensor.nbytes for tensor in tensors_of(runtime.stages, set()))
+    assert few < held + 20_000  # densities of calls, [heads] each, for the statistics
