@@ -23,8 +23,7 @@ class Adapter:
     tokens; what the sequence has beyond them is text, behind the video or before it.
     `prefix_mask`: the attention mask `[B, 1, 1, N]` is True for the video and the real text, False
     for padding at the end; `square_mask`: it comes as `[B, 1, N, N]`, True where both tokens are.
-    `calls_torch`: its processors call
-    torch's attention themselves instead of diffusers' dispatcher.
+    `calls_torch`: its processors call torch's attention themselves, not diffusers' dispatcher.
     """
 
     sites: tuple[tuple[str, str], ...]
