@@ -6,9 +6,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from svoo import Profile
+from svoo import Profile, SVOOConfig
+from svoo.catalogue import find_model
 from svoo.errors import ConfigError, FileError, ModelError, ProfileError
 from svoo.profile import flow_sigmas
+from svoo.schedule import Dense, Schedule, Sparse
 
 OFFICIAL = {
     "sparsity_wan_1.3B_t2v.csv": ("wan2.1-t2v-1.3b", 0.127),
@@ -249,3 +251,33 @@ def test_merging_keeps_the_inputs_apart() -> None:
         Profile.merge([one, replace(two, sigma=two.sigma / 2)])
     with pytest.raises(ProfileError, match="has 4 layers x 1 heads"):
         Profile.merge([one, replace(two, density=two.density[:, :, :, :1])])
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_an_authors_table_drives_the_release_mode(official_profiles: Path, name: str) -> None:
+    model = OFFICIAL[name][0]
+    profile = Profile.from_official_csv(official_profiles / name, model)
+    config = SVOOConfig.release(model)
+    steps = len(profile.sigma)
+    schedule = Schedule(config, steps, profile.budgets())
+    assert isinstance(schedule.at(0, 5), Dense)
+    decision = schedule.at(steps - 1, 5)
+    assert isinstance(decision, Sparse) and decision.budgets is not None
+    table = profile.density[0, steps - 1, 5, :, 0]
+    torch.testing.assert_close(decision.budgets, table.clamp(*config.budget_range))
+    fewer = profile.at_sigmas(*_run(model, 30))
+    serve = Schedule(config, 30, fewer.budgets())
+    late = serve.at(29, 5)
+    assert isinstance(late, Sparse) and late.budgets is not None
+    below = (profile.sigma - fewer.sigma[29]).abs().argmin()
+    near = profile.density[0, max(0, int(below) - 1) : int(below) + 2, 5, :, 0]
+    low, high = (edge.clamp(*config.budget_range) for edge in (near.amin(0), near.amax(0)))
+    assert bool(((low - 1e-6 <= late.budgets) & (late.budgets <= high + 1e-6)).all())
+
+
+def _run(model: str, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noise levels and stages of a shorter run."""
+    known = find_model(model)
+    sigma = flow_sigmas(steps, known.flow_shift)
+    stage = torch.zeros(steps, dtype=torch.int64)
+    return sigma, stage if known.boundary is None else (sigma < known.boundary).long()

@@ -104,6 +104,12 @@ def test_other_pipelines(name: str) -> None:
     assert sorted(set(found.stage.tolist())) == ([0, 1] if name == "wan2.2-t2v" else [0])
 
 
+def test_a_scheduler_without_noise_levels() -> None:
+    pipe = tiny.build("cogvideox")
+    with pytest.raises(ProfileError, match="the scheduler has no noise levels"):
+        record_profile(pipe, [tiny.call_arguments(pipe, 2)], **exactly(rows=4))
+
+
 def test_the_pipeline_is_given_back(pipe: Any) -> None:
     before = {name: type(module) for name, module in pipe.transformer.named_modules()}
 
