@@ -9,4 +9,4 @@ def test_the_command_lists_its_parts() -> None:
         text=True,
         check=True,
     )
-    assert all(name in result.stdout for name in ("vae", "dit", "export"))
+    assert all(name in result.stdout for name in ("vae", "dit", "export", "check"))

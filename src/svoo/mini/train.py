@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -60,6 +61,23 @@ def export(*, out: Out = Path("training"), weights: Weights = WEIGHTS) -> None:
         export_vae(out / "vae.safetensors", weights)
     if (out / "resume.safetensors").exists():
         export_pipeline(out / "resume.safetensors", weights)
+
+
+@app.command()
+def check(
+    *,
+    clips: Annotated[int, typer.Option(min=1, help="Held-out clips to reconstruct.")] = 8,
+) -> None:
+    """Say how long the shipped pipeline takes to load and how well its autoencoder reconstructs
+    held-out clips."""
+    from svoo.mini.pipeline import load
+    from svoo.mini.train_vae import held_out_psnr
+
+    start = time.perf_counter()
+    pipe = load()
+    typer.echo(f"loading: {time.perf_counter() - start:.1f} s")
+    psnr = held_out_psnr(pipe.vae, clips)
+    typer.echo(f"autoencoder: {psnr:.2f} dB, mean of {clips} held-out clips of the default size")
 
 
 if __name__ == "__main__":

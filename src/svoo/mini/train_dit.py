@@ -42,7 +42,7 @@ class Codes:
 
 HALF = Codes("half", 400, 12, CLIP_FRAMES, 80, 144, 4)
 SHORT = Codes("short", 400, 8, 5, 144, 256, 8)
-FULL = Codes("full", 60, 4, CLIP_FRAMES, 144, 256, 2)
+FULL = Codes("full", 40, 4, CLIP_FRAMES, 144, 256, 2)
 NEW_FILE_EVERY = 1200
 
 
