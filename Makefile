@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 # Touched when the environment is complete, so that a second run is quick.
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint benchmark clean
+.PHONY: help setup demo test test-gpu lint benchmark clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -25,6 +25,9 @@ demo: setup ## Run the main job and show the result
 
 test: setup lint ## Lint, type-check and test
 	@$(RUN) -m pytest
+
+test-gpu: setup ## Test and time the GPU kernels on this machine's CUDA device
+	@$(RUN) -m pytest -m gpu -n 0 -rs
 
 lint: setup
 	@$(RUN) -m ruff check .

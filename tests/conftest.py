@@ -8,6 +8,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+# Triton reads this when it is imported: without a GPU its kernels run in its interpreter.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # Two workers share two cores: more threads would fight over them.
 torch.set_num_threads(1)
 
@@ -18,6 +22,23 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("svoo")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(
+    scope="session", params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+def kernel_device(request: pytest.FixtureRequest) -> torch.device:
+    """Where Triton kernels run: in the interpreter, or on a GPU (`make test-gpu`)."""
+    if request.param == "cuda":
+        return torch.device("cuda")
+    if torch.cuda.is_available():
+        pytest.skip("Triton's interpreter is for machines without a CUDA device")
+    return torch.device("cpu")
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@ them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from hypothesis import strategies as st
@@ -18,6 +18,27 @@ def chance(seed: int) -> torch.Generator:
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=chance(seed), dtype=torch.float64).to(dtype)
+
+
+def far_apart(tokens: Tensor) -> Tensor:
+    """Return tokens `[1, H, N, D]` whose heads are 2^30 numbers apart: the third begins behind
+    2^31. The memory between is never touched, so the system does not provide it."""
+    heads, count, size = tokens.shape[1:]
+    room = torch.empty(
+        ((heads - 1) << 30) + count * size, dtype=tokens.dtype, device=tokens.device
+    )
+    apart = room.as_strided(tokens.shape, (room.numel(), 1 << 30, size, 1))
+    return apart.copy_(tokens)
+
+
+def plan_on(device: torch.device, plan: BlockPlan) -> BlockPlan:
+    """Return a plan with its tensors on another device."""
+    moved = {
+        field.name: value.to(device)
+        for field in fields(plan)
+        if isinstance(value := getattr(plan, field.name), Tensor)
+    }
+    return replace(plan, **moved)  # type: ignore[arg-type]  # `check` is not among them
 
 
 @dataclass(frozen=True)
@@ -68,14 +89,14 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, max_tokens: int = 40) -> Case:
+def cases(draw: st.DrawFn, max_tokens: int = 40, sizes: tuple[int, ...] = (1, 3, 8, 16)) -> Case:
     queries, keys = draw(st.integers(1, max_tokens)), draw(st.integers(1, max_tokens))
     return Case(
         batch=draw(st.integers(1, 2)),
         heads=draw(st.integers(1, 3)),
         queries=queries,
         keys=keys,
-        size=draw(st.sampled_from((1, 3, 8, 16))),
+        size=draw(st.sampled_from(sizes)),
         query_blocks=draw(st.integers(1, min(6, queries))),
         key_blocks=draw(st.integers(1, min(9, keys))),
         seed=draw(st.integers(0, 10_000)),

@@ -53,6 +53,8 @@ def test_imports_point_one_way(path: Path) -> None:
             assert part(path) in ("plugin", "mini"), f"{path} imports {name}"
         if top == "triton":
             assert part(path) == "kernels" or str(path) == "backends/triton.py"
+        if top == "flashinfer":
+            assert str(path) == "backends/flashinfer.py"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
@@ -65,8 +67,8 @@ def test_importing_does_nothing() -> None:
     program = (
         "import sys, torch; before = torch.get_rng_state(); import svoo;"
         "assert torch.equal(before, torch.get_rng_state());"
-        "print([name for name in ('triton', 'diffusers', 'transformers', 'typer') if name in "
-        "sys.modules])"
+        "print([name for name in ('triton', 'flashinfer', 'diffusers', 'transformers', 'typer') "
+        "if name in sys.modules])"
     )
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from torch import Tensor
 from svoo import clustering as clustering_module
 from svoo import co_cluster
 from svoo.clustering import CoClusters, default_clusters, from_labels, k_means
-from svoo.errors import ConfigError, NonFiniteError, ShapeError
+from svoo.errors import BackendUnavailableError, ConfigError, NonFiniteError, ShapeError
 
 
 def unit(rows: Tensor) -> Tensor:
@@ -174,6 +176,39 @@ def test_half_precision_mostly_agrees_with_exact() -> None:
     rounded = co_cluster(query.bfloat16(), key.bfloat16(), 8, 16, iterations=1)
     assert rounded.key.centroids.dtype == torch.float32
     assert (exact.key.labels == rounded.key.labels).double().mean() > 0.95
+
+
+@pytest.mark.parametrize("cluster", [co_cluster, k_means])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernels_cluster_as_torch_does(
+    kernel_device: torch.device,
+    cluster: Callable[..., CoClusters],
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clustering_module, "why_no_kernels", lambda _tokens: None)
+    query = normal(2, 2, 150, 32, dtype=dtype).to(kernel_device)
+    key = normal(2, 2, 170, 32, seed=1, dtype=dtype).add(3).to(kernel_device)
+    exact, got = (
+        cluster(query, key, 8, 20, iterations=1, implementation=name)
+        for name in ("torch", "triton")
+    )
+    for one, other in ((exact.query, got.query), (exact.key, got.key)):
+        agreement = (one.labels == other.labels).double().mean()
+        assert agreement > (0.999 if dtype == torch.float32 else 0.95)
+        assert other.sizes.sum(dim=-1).unique().tolist() == [one.labels.shape[2]]
+        assert other.centroids.dtype == torch.float32
+    again = from_labels(query, key, got.query.labels, got.key.labels, (8, 20))
+    full = got.key.sizes > 0
+    torch.testing.assert_close(again.key.centroids[full], got.key.centroids[full])
+
+
+def test_an_implementation_asked_for_by_name_runs_or_says_why_not() -> None:
+    query, key = normal(1, 1, 10, 4), normal(1, 1, 20, 4)
+    with pytest.raises(BackendUnavailableError, match="triton: needs a CUDA tensor, got cpu"):
+        co_cluster(query, key, 2, 3, implementation="triton")
+    with pytest.raises(ConfigError, match="one of auto, torch, triton, got 'cuda'"):
+        k_means(query, key, 2, 3, implementation="cuda")  # type: ignore[arg-type]
 
 
 def test_the_draw_is_seeded_and_never_global() -> None:

@@ -1,5 +1,7 @@
+import torch
+
 from svoo.backends import BACKENDS
-from svoo.doctor import examine
+from svoo.doctor import CALLS, examine
 
 
 def test_every_backend_and_package_has_a_line() -> None:
@@ -9,3 +11,16 @@ def test_every_backend_and_package_has_a_line() -> None:
     assert findings["diffusers"].good
     assert "threads" in findings["device"].text or findings["device"].text
     assert findings["torch"].text
+
+
+def test_the_ladder_is_told_in_order_with_reasons() -> None:
+    findings = examine()
+    ladder = [finding for finding in findings if finding.name.startswith("backend ")]
+    names = [finding.name.removeprefix("backend ") for finding in ladder]
+    assert names == [*(backend.name for backend in BACKENDS), "auto"]
+    texts = dict(zip(names, (finding.text for finding in ladder), strict=True))
+    assert texts["blocked"] == texts["reference"] == "runs here"
+    assert texts["auto"].count(" for ") == len(CALLS)
+    if not torch.cuda.is_available():
+        assert texts["triton"] == "needs a CUDA tensor, got cpu"
+        assert "blocked for bfloat16, head size 128, compensated;" in texts["auto"]

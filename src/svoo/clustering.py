@@ -15,12 +15,14 @@ so that co-clustering costs what k-means costs: one `N x C x D` product a side.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from svoo.checks import accumulation_dtype, check_tokens, seeded
-from svoo.errors import ConfigError, ShapeError
+from svoo.errors import BackendUnavailableError, ConfigError, ShapeError
+from svoo.kernels import why_no_kernels
 
 _CHUNK_ELEMENTS = 1 << 21  # scores held at a time
 _FULL_SIZE_TOKENS = 75_600  # the paper's 720p clip, where it takes 256 and 1024 clusters
@@ -48,6 +50,7 @@ class CoClusters:
 
 
 Centroids = tuple[Tensor, Tensor]
+Implementation = Literal["auto", "torch", "triton"]
 
 
 def default_clusters(tokens: int) -> tuple[int, int]:
@@ -67,6 +70,7 @@ def co_cluster(
     initial: Centroids | None = None,
     generator: torch.Generator | None = None,
     check: bool = True,
+    implementation: Implementation = "auto",
 ) -> CoClusters:
     """Group keys by how query centroids see them, then queries by how key centroids see them,
     `iterations` times.
@@ -74,19 +78,21 @@ def co_cluster(
     query `[B, H, N, D]`, key `[B, H, M, D]`. `initial` gives (query, key) centroids `[B, H, C,
     D]`; else tokens drawn without replacement by `generator` (a fixed seed if None). Ties go to
     the lowest index; a centroid of zero affinity scores 0; an empty cluster keeps its centroid.
-    Never holds `N x C` beyond a chunk.
+    Never holds `N x C` beyond a chunk. `implementation`: "triton" needs a CUDA device, "auto"
+    takes it where it runs; in bfloat16 or float16 it rounds W too.
     """
     query_centroids, key_centroids = _start(
         query, key, query_clusters, key_clusters, iterations, initial, generator, check=check
     )
+    fused = _takes_triton(query, implementation)
     query_side, key_side = query_centroids, key_centroids
     clusters = None
     for _ in range(iterations):
-        key_labels = _assign(key, _seen_by(key_side, query_side))
-        keys = _gather_up(key, key_labels, key_side)
+        key_labels = _assign(key, _seen_by(key_side, query_side), fused=fused)
+        keys = _gather_up(key, key_labels, key_side, fused=fused)
         key_side = keys.centroids
-        query_labels = _assign(query, _seen_by(query_side, key_side))
-        queries = _gather_up(query, query_labels, query_side)
+        query_labels = _assign(query, _seen_by(query_side, key_side), fused=fused)
+        queries = _gather_up(query, query_labels, query_side, fused=fused)
         query_side = queries.centroids
         clusters = CoClusters(queries, keys)
     assert clusters is not None  # iterations >= 1 was checked
@@ -103,22 +109,25 @@ def k_means(
     initial: Centroids | None = None,
     generator: torch.Generator | None = None,
     check: bool = True,
+    implementation: Implementation = "auto",
 ) -> CoClusters:
     """Group each side by Euclidean distance on its own: SVG2's partition, the paper's "w/o On"
     ablation.
 
-    Shapes, start and empty clusters as in `co_cluster`.
+    Shapes, start, empty clusters and `implementation` as in `co_cluster`.
     """
     centroids = _start(
         query, key, query_clusters, key_clusters, iterations, initial, generator, check=check
     )
+    fused = _takes_triton(query, implementation)
     sides = []
     for tokens, start in zip((query, key), centroids, strict=True):
         centres, side = start, None
         for _ in range(iterations):
             # argmin |x - c|^2 = argmax <x, c> - |c|^2 / 2
-            labels = _assign(tokens, centres, bias=-0.5 * centres.square().sum(dim=-1))
-            side = _gather_up(tokens, labels, centres)
+            bias = -0.5 * centres.square().sum(dim=-1)
+            labels = _assign(tokens, _centred(centres), bias, fused=fused)
+            side = _gather_up(tokens, labels, centres, fused=fused)
             centres = side.centroids
         assert side is not None
         sides.append(side)
@@ -136,8 +145,22 @@ def from_labels(
     ):
         shape = (*tokens.shape[:2], count, tokens.shape[3])
         empty = torch.zeros(shape, dtype=accumulation_dtype(tokens), device=tokens.device)
-        sides.append(_gather_up(tokens, labels.long(), empty))
+        fused = _takes_triton(tokens, "auto")
+        sides.append(_gather_up(tokens, labels.long(), empty, fused=fused))
     return CoClusters(*sides)
+
+
+def _takes_triton(tokens: Tensor, implementation: Implementation) -> bool:
+    """Return whether to run the kernels; asked for by name they run, or there is an error."""
+    if implementation not in get_args(Implementation):
+        known = ", ".join(get_args(Implementation))
+        raise ConfigError(f"implementation must be one of {known}, got {implementation!r}")
+    if implementation == "torch":
+        return False
+    reason = why_no_kernels(tokens)
+    if reason is not None and implementation == "triton":
+        raise BackendUnavailableError(f"clustering cannot run here:\n  triton: {reason}")
+    return reason is None
 
 
 def _start(
@@ -188,11 +211,14 @@ def _draw_tokens(tokens: Tensor, count: int, generator: torch.Generator) -> Tens
 def _seen_by(centroids: Tensor, others: Tensor) -> Tensor:
     """Return W = norm(C O^T) O, `[B, H, C, D]`: what to multiply a token with to compare
     affinities to `others`."""
-    weights = _unit_rows(centroids @ others.transpose(2, 3)) @ others
+    return _centred(_unit_rows(centroids @ others.transpose(2, 3)) @ others)
+
+
+def _centred(weights: Tensor) -> Tensor:
+    """Subtract the mean over clusters from `[B, H, C, D]`: one constant a token, so the arg-max
+    stays, and less is lost where a product is rounded to tf32 or bf16. float64 has no need."""
     if weights.dtype == torch.float64:
         return weights
-    # One constant a token: the arg-max stays, and less is lost where a product is rounded to tf32
-    # or bf16.
     return weights - weights.mean(dim=2, keepdim=True)
 
 
@@ -205,9 +231,13 @@ def _unit_rows(rows: Tensor) -> Tensor:
     return rows / length.where(length > 0, 1)
 
 
-def _assign(tokens: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
+def _assign(tokens: Tensor, weights: Tensor, bias: Tensor | None = None, *, fused: bool) -> Tensor:
     """Return argmax_j <token, weights_j> + bias_j, `[B, H, N]`, in chunks; the first of equals
     wins."""
+    if fused:
+        from svoo.kernels.assign import assign
+
+        return assign(tokens, weights, bias)
     batch, heads, count, size = tokens.shape
     clusters = weights.shape[2]
     pairs = batch * heads
@@ -230,9 +260,13 @@ def _assign(tokens: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tens
     return labels.view(batch, heads, count)
 
 
-def _gather_up(tokens: Tensor, labels: Tensor, centroids: Tensor) -> Clusters:
+def _gather_up(tokens: Tensor, labels: Tensor, centroids: Tensor, *, fused: bool) -> Clusters:
     """Return the clusters that labels make: sizes, and means in the centroids' dtype; empty ones
     keep theirs."""
+    if fused:
+        from svoo.kernels.centroids import gather_up
+
+        return Clusters(labels, *gather_up(tokens, labels, centroids))
     batch, heads, _, size = tokens.shape
     clusters = centroids.shape[2]
     rows = labels + clusters * torch.arange(batch * heads, device=labels.device).view(

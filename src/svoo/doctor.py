@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from svoo.backends import BACKENDS
+from svoo.backends import BACKENDS, resolve
 from svoo.plan import BlockPlan
 
 OPTIONAL = {
@@ -25,6 +26,13 @@ OPTIONAL = {
     "triton": "GPU kernels",
     "flashinfer-python": "GPU attention over variable blocks",
 }
+
+CALLS = (  # dtype, head size, compensation: the usual one first
+    (torch.bfloat16, 128, True),
+    (torch.bfloat16, 128, False),
+    (torch.bfloat16, 256, False),
+    (torch.float32, 128, True),
+)
 
 
 @dataclass(frozen=True)
@@ -67,14 +75,7 @@ def examine() -> list[Finding]:
             "device", good=True, text=", ".join(devices) if cuda else f"{threads}, no CUDA device"
         ),
     ]
-    query = torch.zeros(1, 1, 2, 64, device="cuda" if cuda else "cpu")
-    sizes = torch.ones(1, 1, 2, dtype=torch.int64, device=query.device)
-    keep = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=query.device)
-    plan = BlockPlan(None, None, sizes, sizes, keep, keep[:, :, 0])
-    for backend in BACKENDS:
-        reason = backend.why_not(query, plan)
-        text = "runs here" if reason is None else reason
-        found.append(Finding(f"backend {backend.name}", good=reason is None, text=text))
+    found += _ladder(torch.device("cuda" if cuda else "cpu"))
     for package, use in OPTIONAL.items():
         try:
             version = metadata.version(package)
@@ -84,3 +85,30 @@ def examine() -> list[Finding]:
         else:
             found.append(Finding(package, good=True, text=f"{version}, for {use}"))
     return found
+
+
+def _ladder(device: torch.device) -> list[Finding]:
+    """Return the backends in order of preference, each with why it cannot run the usual call, and
+    which of them "auto" takes for this and other calls."""
+    query, plan = _call(device, torch.bfloat16, 128, compensate=True)
+    found = []
+    for backend in BACKENDS:
+        reason = backend.why_not(query, plan)
+        text = "runs here" if reason is None else reason
+        found.append(Finding(f"backend {backend.name}", good=reason is None, text=text))
+    chosen = (
+        f"{resolve('auto', *_call(device, dtype, size, compensate=compensate)).name} for "
+        f"{str(dtype).removeprefix('torch.')}, head size {size}"
+        f"{', compensated' if compensate else ''}"
+        for dtype, size, compensate in CALLS
+    )
+    return [*found, Finding("backend auto", good=True, text="; ".join(chosen))]
+
+
+def _call(
+    device: torch.device, dtype: torch.dtype, size: int, *, compensate: bool
+) -> tuple[Tensor, BlockPlan]:
+    query = torch.zeros(1, 1, 2, size, dtype=dtype, device=device)
+    sizes = torch.ones(1, 1, 2, dtype=torch.int64, device=device)
+    keep = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device)
+    return query, BlockPlan(None, None, sizes, sizes, keep, keep[:, :, 0] if compensate else None)

@@ -1,9 +1,12 @@
+from importlib import metadata
+
 import pytest
 import torch
 from making import Case, normal
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from svoo import backends as backends_module
-from svoo import run_plan
+from svoo import kernels, run_plan
 from svoo.backends import BACKENDS, resolve
 from svoo.errors import BackendUnavailableError, PlanError, ShapeError
 
@@ -20,13 +23,51 @@ class Refusing:
 
 
 def test_auto_takes_the_first_that_can_run() -> None:
-    assert resolve("auto", CASE.tokens()[0], CASE.plan(compensate=True)) is BACKENDS[0]
-    assert resolve("reference", CASE.tokens()[0], CASE.plan(compensate=True)).name == "reference"
+    query, plan = CASE.tokens()[0], CASE.plan(compensate=True)
+    willing = [backend for backend in BACKENDS if backend.why_not(query, plan) is None]
+    assert resolve("auto", query, plan) is willing[0]
+    assert resolve("reference", query, plan).name == "reference"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "device", "dtype", "size", "compensate", "capability", "missing"),
+    [
+        ("blocked", "cpu", torch.bfloat16, 128, True, None, ""),
+        ("triton", "cuda", torch.bfloat16, 128, True, (9, 0), ""),
+        ("triton", "cuda", torch.bfloat16, 128, False, (9, 0), ""),
+        ("triton", "cuda", torch.float32, 80, True, (8, 0), "flashinfer"),
+        ("flashinfer", "cuda", torch.bfloat16, 256, False, (9, 0), ""),
+        ("blocked", "cuda", torch.bfloat16, 256, True, (9, 0), ""),
+        ("blocked", "cuda", torch.bfloat16, 256, False, (9, 0), "flashinfer"),
+        ("flashinfer", "cuda", torch.float16, 64, False, (7, 5), ""),
+        ("flashinfer", "cuda", torch.float16, 64, False, (9, 0), "triton"),
+        ("blocked", "cuda", torch.float16, 64, True, (9, 0), "triton"),
+        ("blocked", "cuda", torch.float64, 64, True, (9, 0), ""),
+    ],
+)
+def test_the_ladder(
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: str,
+    device: str,
+    dtype: torch.dtype,
+    size: int,
+    compensate: bool,
+    capability: tuple[int, int] | None,
+    missing: str,
+) -> None:
+    version = "0.5.0" if missing == "flashinfer" else "0.7.2"
+    monkeypatch.setattr(metadata, "version", lambda _name: version)
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None if name == missing else name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    with FakeTensorMode():
+        query = torch.empty(1, 2, 20, size, dtype=dtype, device=device)
+    assert resolve("auto", query, CASE.plan(compensate=compensate)).name == chosen
 
 
 def test_an_unknown_backend_is_refused_with_the_names() -> None:
     with pytest.raises(
-        BackendUnavailableError, match="'cudnn'; there are auto, blocked, reference"
+        BackendUnavailableError,
+        match="'cudnn'; there are auto, triton, flashinfer, blocked, reference",
     ):
         run_plan(*CASE.tokens(), CASE.plan(compensate=False), backend="cudnn")
 

@@ -8,14 +8,21 @@ from torch import Tensor
 
 from svoo.backends.base import Attention, Backend
 from svoo.backends.blocked import BlockedBackend
+from svoo.backends.flashinfer import FlashInferBackend
 from svoo.backends.reference import ReferenceBackend
+from svoo.backends.triton import TritonBackend
 from svoo.checks import check_tokens, default_scale
 from svoo.errors import BackendUnavailableError, PlanError
 from svoo.plan import BlockPlan
 
 __all__ = ["BACKENDS", "Attention", "Backend", "resolve", "run_plan"]
 
-BACKENDS: tuple[Backend, ...] = (BlockedBackend(), ReferenceBackend())
+BACKENDS: tuple[Backend, ...] = (
+    TritonBackend(),
+    FlashInferBackend(),
+    BlockedBackend(),
+    ReferenceBackend(),
+)
 
 
 def resolve(name: str, query: Tensor, plan: BlockPlan) -> Backend:

@@ -1,0 +1,180 @@
+"""Block-sparse attention with FlashInfer's variable-block kernels, as the paper runs it.
+
+Behind Triton in the order of preference: its planning waits for the device, copies one number for
+every kept key token of every query block to the host, and wants permuted copies of the tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from importlib import metadata
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from svoo.backends.base import Attention
+from svoo.kernels import why_no_kernels
+from svoo.plan import BlockPlan
+
+HEAD_SIZES = (64, 128, 256)
+DTYPES = (torch.bfloat16, torch.float16)
+VERSIONS = ((0, 6), (0, 7))  # those whose signature this was written for
+_WORKSPACE_BYTES = 128 << 20  # as its documentation advises
+_LONGEST_LIST = 1 << 25  # kept key tokens in one plan; each takes some 40 bytes while planning
+
+
+class FlashInferBackend:
+    """Runs plans of bfloat16 and float16 tokens on a CUDA device; left-out blocks that are
+    compensated come from our Triton kernel and are merged in."""
+
+    name = "flashinfer"
+
+    def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
+        """Return what is missing, or what FlashInfer has no kernel for."""
+        try:
+            version = metadata.version("flashinfer-python")
+        except metadata.PackageNotFoundError:
+            return "needs flashinfer, which is not installed: pip install flashinfer-python"
+        if not any(version.startswith(f"{major}.{minor}.") for major, minor in VERSIONS):
+            known = " or ".join(f"{major}.{minor}" for major, minor in VERSIONS)
+            return f"needs flashinfer-python {known}, got {version}"
+        if query.device.type != "cuda":
+            return f"needs a CUDA tensor, got {query.device}"
+        if query.dtype not in DTYPES:
+            return f"runs bfloat16 and float16, got {str(query.dtype).removeprefix('torch.')}"
+        if query.shape[3] not in HEAD_SIZES:
+            return f"runs head sizes {', '.join(map(str, HEAD_SIZES))}, got {query.shape[3]}"
+        if plan.compensate is not None and (reason := why_no_kernels(query)) is not None:
+            return f"has no compensation, and the kernel that would add it {reason}"
+        return None
+
+    def run(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        plan: BlockPlan,
+        *,
+        scale: float,
+        return_lse: bool,
+    ) -> Attention:
+        """Plan and run as many heads at a time as the index lists allow; batch counts as heads."""
+        import flashinfer
+
+        queries, keys, values = (
+            tokens.flatten(0, 1)
+            for tokens in (
+                plan.permute_queries(query),
+                plan.permute_keys(key),
+                plan.permute_keys(value),
+            )
+        )
+        blocks = _without_empty_blocks(plan, query.shape[2], key.shape[2])
+        workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=query.device)
+        wrapper = flashinfer.VariableBlockSparseAttentionWrapper(workspace)
+        outputs, lses = [], []
+        for part in _parts(blocks):
+            count = part.stop - part.start
+            wrapper.plan(
+                blocks.keep[part],
+                blocks.query_sizes[part],
+                blocks.key_sizes[part],
+                num_qo_heads=count,
+                num_kv_heads=count,
+                head_dim=query.shape[3],
+                sm_scale=scale,
+                q_data_type=query.dtype,
+                kv_data_type=query.dtype,
+            )
+            output, lse = wrapper.run(queries[part], keys[part], values[part], return_lse=True)
+            outputs.append(output)
+            lses.append(lse * math.log(2))  # theirs is binary
+        output = plan.restore_queries(torch.cat(outputs).view(query.shape))
+        lse = plan.restore_queries(torch.cat(lses).view(query.shape[:3]))
+        if plan.compensate is not None:
+            output, lse = _add_compensation(output, lse, query, key, value, plan, scale)
+        return Attention(output, lse if return_lse else None)
+
+
+class _Blocks(NamedTuple):
+    """A plan's blocks with batch folded into heads (P pairs): sizes int32 `[P, C]`, none of them
+    0, and keep `[P, Cq, Ck]`."""
+
+    query_sizes: Tensor
+    key_sizes: Tensor
+    keep: Tensor
+
+
+def _without_empty_blocks(plan: BlockPlan, queries: int, keys: int) -> _Blocks:
+    """Drop empty blocks, which FlashInfer does not test."""
+    query_sizes, rows = _drop_empty(plan.query_sizes.flatten(0, 1), queries)
+    key_sizes, columns = _drop_empty(plan.key_sizes.flatten(0, 1), keys)
+    keep = plan.keep.flatten(0, 1)
+    keep = keep.gather(1, rows.unsqueeze(-1).expand(-1, -1, keep.shape[2]))
+    keep = keep.gather(2, columns.unsqueeze(1).expand(-1, keep.shape[1], -1))
+    return _Blocks(query_sizes.int(), key_sizes.int(), keep)
+
+
+def _drop_empty(sizes: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return sizes `[P, C']` without zeros, and the block that each one comes from.
+
+    Heads must have equally many, so single tokens are split off the blocks of those that have
+    fewer: the pairs that a plan computes stay the same.
+    """
+    places = torch.arange(tokens, device=sizes.device).expand(len(sizes), tokens).contiguous()
+    block = torch.searchsorted(sizes.cumsum(dim=-1), places, right=True)
+    is_last = torch.ones_like(block, dtype=torch.bool)
+    is_last[:, :-1] = block[:, :-1] != block[:, 1:]
+    found = is_last.sum(dim=-1, keepdim=True)
+    is_last |= (~is_last).cumsum(dim=-1) <= found.max() - found
+    last = is_last.nonzero()[:, 1].view(len(sizes), -1)
+    before = torch.full_like(last[:, :1], -1)
+    return last.diff(dim=-1, prepend=before), block.gather(1, last)
+
+
+def _parts(blocks: _Blocks) -> Iterator[slice]:
+    """Give runs of heads whose lists of kept key tokens stay within bounds together."""
+    kept = blocks.keep.long() @ blocks.key_sizes.long().unsqueeze(-1)
+    lengths: list[int] = kept.sum(dim=(1, 2)).tolist()
+    start = length = 0
+    for head, more in enumerate(lengths):
+        if head > start and length + more > _LONGEST_LIST:
+            yield slice(start, head)
+            start, length = head, 0
+        length += more
+    yield slice(start, len(lengths))
+
+
+def _add_compensation(
+    output: Tensor,
+    lse: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: BlockPlan,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp of the kept blocks merged with those of the means of the
+    others."""
+    from svoo.kernels.sparse import sparse_attention
+
+    more, more_lse = sparse_attention(
+        query,
+        key,
+        value,
+        query_order=plan.query_order,
+        key_order=plan.key_order,
+        query_sizes=plan.query_sizes,
+        key_sizes=plan.key_sizes,
+        keep=plan.keep,
+        compensate=plan.compensate,
+        scale=scale,
+        return_lse=True,
+        only_compensation=True,
+    )
+    assert more_lse is not None  # asked for
+    total = torch.logaddexp(lse, more_lse)
+    share, more_share = ((part - total).exp().unsqueeze(-1) for part in (lse, more_lse))
+    return (share * output + more_share * more).to(output.dtype), total

@@ -1,0 +1,189 @@
+import math
+import sys
+from importlib import metadata
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from making import Case, cases, plan_on
+from torch import Tensor
+
+from svoo import BlockPlan, run_plan
+from svoo.backends import flashinfer as backend_module
+from svoo.backends.flashinfer import FlashInferBackend, _drop_empty
+
+
+class Wrapper:
+    """FlashInfer's variable-block wrapper as it is documented, on any device and slow.
+
+    Every argument is checked; what the documentation leaves open (a block without tokens) is
+    refused.
+    """
+
+    plans = 0
+
+    def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
+        assert float_workspace_buffer.dtype == torch.uint8
+        assert float_workspace_buffer.numel() == 128 * 1024 * 1024
+        assert backend == "auto"
+        self.device = float_workspace_buffer.device
+
+    def plan(
+        self,
+        block_mask_map: Tensor,
+        block_row_sz: Tensor,
+        block_col_sz: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        non_blocking: bool = True,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+    ) -> None:
+        heads, rows, columns = block_mask_map.shape
+        assert block_mask_map.dtype == torch.bool
+        assert block_row_sz.shape == (heads, rows)
+        assert block_col_sz.shape == (heads, columns)
+        for tensor in (block_mask_map, block_row_sz, block_col_sz):
+            assert tensor.device == self.device
+        for sizes in (block_row_sz, block_col_sz):
+            assert sizes.dtype == torch.int32
+            assert bool((sizes > 0).all())
+        assert num_qo_heads == num_kv_heads == heads
+        assert not causal and not use_fp16_qk_reduction and non_blocking
+        assert pos_encoding_mode == "NONE"
+        assert logits_soft_cap is rope_scale is rope_theta is None
+        assert isinstance(sm_scale, float)
+        assert q_data_type == kv_data_type
+        self.head_dim, self.scale, self.dtype = head_dim, sm_scale, q_data_type
+        self.keep, self.rows, self.columns = block_mask_map, block_row_sz, block_col_sz
+        Wrapper.plans += 1
+
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        assert out is None and lse is None and enable_pdl is None
+        heads = len(self.keep)
+        assert q.shape == (heads, int(self.rows[0].sum()), self.head_dim)
+        assert k.shape == v.shape == (heads, int(self.columns[0].sum()), self.head_dim)
+        for tokens in (q, k, v):
+            assert tokens.dtype == self.dtype
+            assert tokens.device == self.device
+        logits = q.float() @ k.float().transpose(1, 2) * self.scale
+        for head in range(heads):
+            mask = self.keep[head].repeat_interleave(self.rows[head].long(), dim=0)
+            mask = mask.repeat_interleave(self.columns[head].long(), dim=1)
+            logits[head].masked_fill_(~mask, -torch.inf)
+        output = (logits.softmax(dim=-1) @ v.float()).to(q.dtype)
+        binary = logits.logsumexp(dim=-1) / math.log(2)
+        return (output, binary) if return_lse else output
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> type[Wrapper]:
+    module = ModuleType("flashinfer")
+    module.VariableBlockSparseAttentionWrapper = Wrapper  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    Wrapper.plans = 0
+    return Wrapper
+
+
+def assert_is_the_reference(
+    tokens: tuple[Tensor, Tensor, Tensor], plan: BlockPlan, tolerance: float
+) -> None:
+    query, key, value = (tensor.double() for tensor in tokens)
+    exact = run_plan(query, key, value, plan, backend="reference", scale=0.2, return_lse=True)
+    backend = FlashInferBackend()
+    got = backend.run(*tokens, plan, scale=0.2, return_lse=True)
+    assert got.output.dtype == tokens[0].dtype
+    assert got.lse is not None and exact.lse is not None
+    for one, other in ((got.output, exact.output), (got.lse, exact.lse)):
+        torch.testing.assert_close(one.double(), other, atol=tolerance, rtol=tolerance)
+    assert backend.run(*tokens, plan, scale=0.2, return_lse=False).lse is None
+
+
+@pytest.mark.usefixtures("stub")
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases(sizes=(64,)), ordered=st.booleans())
+def test_every_plan_reaches_it_in_the_documented_form(case: Case, ordered: bool) -> None:
+    plan = case.plan(compensate=False, ordered=ordered)
+    assert_is_the_reference(case.tokens(torch.bfloat16), plan, 3e-2)
+    assert_is_the_reference(case.tokens(torch.float16), plan, 4e-3)
+
+
+@pytest.mark.usefixtures("stub")
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases(max_tokens=25, sizes=(64,)))
+def test_compensation_is_merged_in(case: Case) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the stub's half runs on the CPU, Triton's cannot there")
+    assert_is_the_reference(case.tokens(torch.float16), case.plan(compensate=True), 4e-3)
+
+
+def test_heads_are_planned_in_parts(stub: type[Wrapper], monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(2, 3, 30, 40, 64, 3, 4, seed=1)
+    plan = case.plan(compensate=False)
+    assert_is_the_reference(case.tokens(torch.bfloat16), plan, 3e-2)
+    assert stub.plans == 2  # once a run
+    monkeypatch.setattr(backend_module, "_LONGEST_LIST", 1)  # every head is too long
+    assert_is_the_reference(case.tokens(torch.bfloat16), plan, 3e-2)
+    assert stub.plans == 2 + 2 * 6
+
+
+@given(case=cases())
+def test_blocks_without_tokens_go_and_the_others_stay(case: Case) -> None:
+    sizes = case.plan(compensate=False).key_sizes.flatten(0, 1)
+    got, source = _drop_empty(sizes, case.keys)
+    assert bool((got > 0).all())
+    assert got.shape[1] == int((sizes > 0).sum(dim=-1).max())
+    restored = torch.zeros_like(sizes).scatter_add_(1, source, got)
+    assert torch.equal(restored, sizes)
+    assert bool((source.diff(dim=-1) >= 0).all())
+
+
+def test_the_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(1, 1, 8, 8, 64, 2, 2, seed=0)
+    query, plan = case.tokens(torch.bfloat16)[0], case.plan(compensate=False)
+    backend = FlashInferBackend()
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert "not installed: pip install flashinfer-python" in (backend.why_not(query, plan) or "")
+    monkeypatch.setattr(metadata, "version", lambda _name: "0.5.3")
+    assert backend.why_not(query, plan) == "needs flashinfer-python 0.6 or 0.7, got 0.5.3"
+    monkeypatch.setattr(metadata, "version", lambda _name: "0.7.2.post1")
+    assert backend.why_not(query, plan) == "needs a CUDA tensor, got cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compensate", [False, True])
+def test_the_real_one(compensate: bool) -> None:
+    pytest.importorskip("flashinfer")
+    case = Case(2, 3, 700, 900, 128, 7, 20, seed=3)
+    plan = case.plan(compensate=compensate)
+    exact = run_plan(*case.tokens(torch.float32), plan, backend="reference")
+    query, key, value = (tokens.cuda() for tokens in case.tokens(torch.bfloat16))
+    got = (
+        run_plan(query, key, value, plan_on(query.device, plan), backend="flashinfer")
+        .float()
+        .cpu()
+    )
+    torch.testing.assert_close(got, exact, atol=3e-2, rtol=3e-2)
