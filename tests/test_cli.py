@@ -29,6 +29,18 @@ def test_what_the_library_refuses_is_one_message_and_exit_code_2(
     assert capsys.readouterr().err == "error: mass must be in (0, 1], got 7\n"
 
 
+def test_what_looks_like_markup_is_printed_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        raise ConfigError("pip install 'svoo[gpu]' or a[/b]/c")
+
+    monkeypatch.setattr(cli, "app", refuse)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err == "error: pip install 'svoo[gpu]' or a[/b]/c\n"
+
+
 def test_the_command_runs_as_a_module_and_has_help() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "svoo", "demo", "--help"],
@@ -55,6 +67,7 @@ def test_doctor_and_models_print_tables() -> None:
     listed = CliRunner().invoke(cli.app, ["models"], env={"COLUMNS": "200"})
     assert listed.exit_code == 0
     assert "wan2.2-i2v-a14b" in listed.output
+    assert "seam tested, no preset" in listed.output and "MochiPipeline" in listed.output
 
 
 def test_generate_refuses_with_one_message_and_exit_code_2(tmp_path: Path) -> None:
@@ -91,6 +104,10 @@ def test_inspect_shows_compares_and_draws(saved_profile: Path, tmp_path: Path) -
     assert page.exists() and picture.exists()
     compared = CliRunner().invoke(cli.app, ["inspect", str(saved_profile), str(saved_profile)])
     assert "correlation 1.000, of ranks 1.000" in compared.output
+    both = CliRunner().invoke(
+        cli.app, ["inspect", str(saved_profile), str(saved_profile), "--png", str(picture)]
+    )
+    assert isinstance(both.exception, ConfigError)
 
 
 def test_profile_records_and_goes_on(
@@ -121,7 +138,9 @@ def test_profile_records_and_goes_on(
         (["--model", "x/y"], "give --prompts FILE"),
         (["--masses", "0.5,2"], r"mass must be in \(0, 1\], got 2.0"),
         (["--masses", "half"], "--masses must be numbers, got 'half'"),
-        (["--rows", "some"], "--rows must be numbers, got 'some'"),
+        (["--rows", "some"], "--rows must be a whole number or all, got 'some'"),
+        (["--rows", "nan"], "--rows must be a whole number or all, got 'nan'"),
+        (["--rows", "3.7,9"], "--rows must be a whole number or all"),
         (["--branch", "third"], "branch must be cond or both"),
         (["--dtype", "int4"], "--dtype must be one of float32, bfloat16, float16"),
         (["--inputs", "1000"], "--inputs must be 1 to the"),
@@ -160,3 +179,23 @@ def test_demo_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert done.exit_code == 0, done.output
     for word in ("dense", "paper", "default", "speed-up", "PSNR", "index.html"):
         assert word in done.output
+
+
+def test_profile_end_to_end_on_the_embedded_model(tmp_path: Path) -> None:
+    out = tmp_path / "p.safetensors"
+    sizes = ["--steps", "2", "--frames", "5", "--height", "32", "--width", "48", "--rows", "8"]
+    command = ["profile", "--inputs", "2", "--masses", "0.5,0.95", "--out", str(out), *sizes]
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 0, done.output
+    found = Profile.load(out)
+    assert found.density.shape == (2, 2, 6, 4, 2)
+    assert (found.provenance["model"], found.provenance["tokens"]) == ("mini", "48")
+    predicted = tmp_path / "closed.safetensors"
+    command[-len(sizes) - 1] = str(predicted)
+    closed = CliRunner().invoke(
+        cli.app, [*command, "--method", "closed-form", "--against", str(out)]
+    )
+    assert closed.exit_code == 0, closed.output
+    assert "of ranks" in closed.output
+    other = CliRunner().invoke(cli.app, [*command[:-1], "9"])
+    assert "closed-form there, measured now" in str(other.exception)

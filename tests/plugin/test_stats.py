@@ -2,7 +2,14 @@ import time
 
 import torch
 
-from svoo.plugin.stats import LayerStats, Stopwatch, summarise
+from svoo.plugin.stats import LayerStats, RunningMean, Stopwatch, summarise
+
+
+def mean_of(*values: torch.Tensor) -> RunningMean:
+    mean = RunningMean()
+    for value in values:
+        mean.add(value)
+    return mean
 
 
 def test_phases_add_up() -> None:
@@ -17,7 +24,7 @@ def test_phases_add_up() -> None:
 
 def test_a_layers_numbers_are_means_over_calls() -> None:
     stats = LayerStats(
-        sparse_calls=2, densities=[torch.tensor([0.2, 0.4]), torch.tensor([0.4, 0.6])]
+        sparse_calls=2, density=mean_of(torch.tensor([0.2, 0.4]), torch.tensor([0.4, 0.6]))
     )
     data = stats.as_data()
     assert data["density_by_head"] == [0.30000001192092896, 0.5]
@@ -26,7 +33,7 @@ def test_a_layers_numbers_are_means_over_calls() -> None:
 
 
 def test_the_table_has_a_row_a_layer_and_all_reasons() -> None:
-    stats = LayerStats(sparse_calls=1, densities=[torch.tensor([0.25])])
+    stats = LayerStats(sparse_calls=1, density=mean_of(torch.tensor([0.25])))
     stats.reasons["because"] = 3
     stats.backends["blocked"] = 1
     data = {

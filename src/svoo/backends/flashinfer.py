@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from importlib import metadata
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,6 +50,19 @@ class FlashInferBackend:
             return f"has no compensation, and the kernel that would add it {reason}"
         return None
 
+    def __init__(self) -> None:
+        """Start without a workspace: it is made at the first run on a device, then kept."""
+        self._wrappers: dict[torch.device, Any] = {}
+
+    def _wrapper(self, device: torch.device) -> Any:  # noqa: ANN401 (flashinfer has no types)
+        import flashinfer
+
+        if device not in self._wrappers:
+            workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+            wrapper = flashinfer.VariableBlockSparseAttentionWrapper(workspace)
+            self._wrappers[device] = wrapper
+        return self._wrappers[device]
+
     def run(
         self,
         query: Tensor,
@@ -61,8 +74,6 @@ class FlashInferBackend:
         return_lse: bool,
     ) -> Attention:
         """Plan and run as many heads at a time as the index lists allow; batch counts as heads."""
-        import flashinfer
-
         queries, keys, values = (
             tokens.flatten(0, 1)
             for tokens in (
@@ -72,8 +83,7 @@ class FlashInferBackend:
             )
         )
         blocks = _without_empty_blocks(plan, query.shape[2], key.shape[2])
-        workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=query.device)
-        wrapper = flashinfer.VariableBlockSparseAttentionWrapper(workspace)
+        wrapper = self._wrapper(query.device)
         outputs, lses = [], []
         for part in _parts(blocks):
             count = part.stop - part.start

@@ -136,7 +136,9 @@ class SVOOMethod:
         budgets = decision.budgets
         if budgets is not None:
             heads = query.shape[1]
-            budgets = budgets[call.head_offset : call.head_offset + heads].to(query.device)
+            budgets = budgets[call.head_offset : call.head_offset + heads].to(
+                query.device, non_blocking=True
+            )
         branch = "" if self.config.share_branches else call.branch
         place = call.stage, call.layer, branch, call.sample
         state = self._states.setdefault(place, LabelState())

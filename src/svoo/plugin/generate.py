@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 from collections.abc import Callable
@@ -190,7 +191,7 @@ def generate(
     start = time.perf_counter()
     with svoo.apply(pipe, config, profile, request.method) as handle:  # type: ignore[arg-type]
         try:
-            frames = pipe(**arguments, callback_on_step_end=clock).frames[0]
+            frames = pipe(**arguments, **clock.as_argument(pipe)).frames[0]
         except ValueError as error:
             if isinstance(error, svoo.SVOOError):
                 raise
@@ -218,6 +219,14 @@ class StepClock:
         self._on_step = on_step
         self._start = time.perf_counter()
         self.seconds = 0.0
+
+    def as_argument(self, pipe: object) -> dict[str, Any]:
+        """Return how to hand this to a pipeline's call: not at all if it takes no callback."""
+        taken = inspect.signature(type(pipe).__call__).parameters
+        takes_any = any(entry.kind is entry.VAR_KEYWORD for entry in taken.values())
+        if takes_any or "callback_on_step_end" in taken:
+            return {"callback_on_step_end": self}
+        return {}
 
     def __call__(
         self,

@@ -16,7 +16,7 @@ from svoo.errors import ConfigError
 from svoo.plugin import seam
 from svoo.plugin.adapters import find_attentions, find_transformers
 from svoo.plugin.clock import Clock
-from svoo.plugin.runtime import Layer, Observer, Runtime, Stage
+from svoo.plugin.runtime import PROFILE_MASS, Layer, Observer, Runtime, Stage
 from svoo.plugin.stats import summarise
 from svoo.plugin.stored import find_profile
 from svoo.profile import Profile
@@ -52,6 +52,8 @@ def apply(
     stored = find_profile(model, layers, heads) if profile == "auto" else profile
     if isinstance(stored, Profile):
         stored.check_fits(layers, heads)
+        stored.at_mass(PROFILE_MASS)
+        stored.check_stages(len(stages))
     clock = Clock(None if isinstance(target, nn.Module) else target)
     runtime = Runtime(
         clock,
@@ -173,6 +175,9 @@ class Handle:
     def summary(self) -> str:
         """Return the statistics as a text table."""
         return summarise(self.stats())
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> None:
+        """Leave nothing in a copied transformer: it is a plain one."""
 
     def __enter__(self) -> Self:
         return self

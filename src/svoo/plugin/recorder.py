@@ -147,7 +147,7 @@ def _record(
     defaults = {"generator": generator, "output_type": "latent"}
     with apply(pipe, SVOOConfig(), None, "dense") as handle:
         handle.observe(table.add)
-        pipe(**(defaults | arguments), callback_on_step_end=StepClock(on_step))
+        pipe(**(defaults | arguments), **StepClock(on_step).as_argument(pipe))
         return table.as_profile(handle, request)
 
 
@@ -165,7 +165,7 @@ class _Table:
         """Measure the video part of a call `[B, H, N, D]` if it is to be measured."""
         if call.step % self.measuring.every:
             return
-        for branch, part in _branches(call.branch, len(query)):
+        for branch, part in _branches(call, len(query)):
             if branch == "cond" or self.measuring.branch == "both":
                 seed = mix_seeds(self.measuring.seed, self.index, call.step, call.layer)
                 video = call.layout.video_part(query[part]), call.layout.video_part(key[part])
@@ -209,9 +209,12 @@ class _Table:
         )
 
 
-def _branches(name: str, batch: int) -> list[tuple[str, slice]]:
+def _branches(call: Call, batch: int) -> list[tuple[str, slice]]:
     """Return which samples of a batch belong to which branch, by diffusers' name for the call."""
-    if name == "cond_uncond":  # one call for both; diffusers puts the unconditional half first
+    name = call.branch.removeprefix("pred_")  # as diffusers' guiders say it
+    if name == "cond_uncond":  # one forward for both; diffusers puts the unconditional half first
+        if batch == 1:  # and this model attends sample by sample
+            return [("cond" if call.sample else "uncond", slice(None))]
         return [("uncond", slice(0, batch // 2)), ("cond", slice(batch // 2, batch))]
     if name in ("cond", "forward 0"):
         return [("cond", slice(None))]
@@ -229,28 +232,39 @@ class _Store:
         self.request = request
 
     def begin(self, *, restart: bool) -> Profile | None:
-        """Return what earlier runs of the same request have done; refuse those of another."""
-        if restart:
-            self.unfinished.unlink(missing_ok=True)
-            return None
-        for path in (self.path, self.unfinished):
-            if path.exists():
-                earlier = Profile.load(path)
-                self._compare(path, earlier)
-                return earlier
-        return None
+        """Return what earlier runs of the same request have done; refuse those of another.
 
-    def _compare(self, path: Path, earlier: Profile) -> None:
-        differences = [
+        A restart that was itself interrupted goes on too: what is unfinished counts first.
+        """
+        if self.unfinished.exists():
+            earlier = Profile.load(self.unfinished)
+            differences = self._compare(earlier)
+            if not differences:
+                return earlier
+            if not restart:
+                raise self._refusal(self.unfinished, differences)
+            self.unfinished.unlink()
+        if restart or not self.path.exists():
+            return None
+        earlier = Profile.load(self.path)
+        differences = self._compare(earlier)
+        if differences:
+            raise self._refusal(self.path, differences)
+        return earlier
+
+    def _compare(self, earlier: Profile) -> list[str]:
+        return [
             f"  {name}: {earlier.provenance.get(name, 'unknown')} there, {fact} now"
             for name, fact in self.request.items()
             if earlier.provenance.get(name) != fact
         ]
-        if differences:
-            raise ProfileError(
-                "\n".join((f"{path} was begun by another request:", *differences))
-                + "\nchoose another output, or restart (--restart) to replace it"
-            )
+
+    @staticmethod
+    def _refusal(path: Path, differences: list[str]) -> ProfileError:
+        return ProfileError(
+            "\n".join((f"{path} was begun by another request:", *differences))
+            + "\nchoose another output, or restart (--restart) to replace it"
+        )
 
     def keep(self, profile: Profile) -> None:
         """Save what is done so far."""
@@ -272,6 +286,7 @@ def _describe(
     model = recognise(pipe)
     signature = inspect.signature(type(pipe).__call__).parameters
     facts = {"model": model.name if model else _name(pipe), "weights": _hash_weights(pipe)}
+    facts["scheduler"] = f"{type(pipe.scheduler).__name__} {_hash(dict(pipe.scheduler.config))}"
     for name, fact in _SIZES.items():
         default = signature[name].default if name in signature else None
         facts[fact] = str(call.get(name, default))
@@ -312,11 +327,13 @@ def _hash(arguments: Mapping[str, Any]) -> str:
 
 
 def _hash_weights(pipe: Any) -> str:  # noqa: ANN401
-    """Return a fingerprint of the transformers' first and last parameters: enough to tell a
-    retrained model."""
+    """Return a fingerprint of some numbers of every parameter: enough to tell a retrained
+    model."""
     digest = hashlib.sha256()
     for transformer, _ in find_transformers(pipe):
-        parameters = [value for value in transformer.parameters() if not value.is_meta]
-        for value in (*parameters[:1], *parameters[-1:]):
-            digest.update(value.detach().float().cpu().numpy().tobytes())
+        for value in transformer.parameters():
+            if value.is_meta:  # offloaded one by one: there is nothing to read
+                return "unknown"
+            some = value.detach().flatten()[:: max(1, value.numel() // 64)]
+            digest.update(some.float().cpu().numpy().tobytes())
     return digest.hexdigest()[:12]

@@ -290,11 +290,11 @@ class Runtime:
         stats.sparse_calls += 1
         stats.backends[resolve(self.config.backend, query, plan).name] += 1
         padding = None if layout.valid_text is None else layout.text - layout.valid_text
-        stats.densities.append(plan.density(padding).mean(dim=0))
+        stats.density.add(plan.density(padding).mean(dim=0))
         if self.config.measure_recall:
             rows = min(RECALL_ROWS, query.shape[2])
             with stats.watch.phase("measuring", query.device):
-                stats.recalls.append(recall(query, key, plan, rows=rows, scale=scale).mean(dim=0))
+                stats.recall.add(recall(query, key, plan, rows=rows, scale=scale).mean(dim=0))
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

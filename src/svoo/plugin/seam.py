@@ -56,6 +56,7 @@ class Layer(Protocol):
 
 
 Binding = tuple[Tensor, Place]  # the number of a layer, and its stage
+# A compiled graph can hand over a tensor but no object: layers are found by number.
 _layers: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -212,7 +213,7 @@ def bind(attention: nn.Module, layer: Layer, *, calls_torch: bool = False) -> Un
     layer.dense_backend = getattr(original, "_attention_backend", None)
     processor.__dict__.pop("_attention_backend", None)
     base: Any = type(original)
-    processor.__class__ = _torch_bound_class(base) if calls_torch else _bound_class(base)
+    processor.__class__ = _bound_class(base, calls_torch=calls_torch)
     number = next(_numbers)
     _layers[number] = layer
     processor._svoo_binding = torch.tensor(number), layer.stage
@@ -221,16 +222,15 @@ def bind(attention: nn.Module, layer: Layer, *, calls_torch: bool = False) -> Un
     def undo() -> None:
         attention.processor = original
         if getattr(original, "_attention_backend", None) is not layer.dense_backend:
-            original._attention_backend = (
-                layer.dense_backend
-            )  # set_attention_backend came meanwhile
+            # set_attention_backend came meanwhile
+            original._attention_backend = layer.dense_backend
 
     return undo
 
 
 @functools.cache
-def _bound_class(base: Any) -> Any:
-    """Return a subclass of a processor class whose calls make their layer known to `_attend`."""
+def _bound_class(base: Any, *, calls_torch: bool) -> Any:
+    """Return a subclass of a processor class whose calls come to us, with their binding."""
     base_call: Any = base.__call__
 
     @functools.wraps(base_call)  # diffusers filters keyword arguments by the signature
@@ -242,36 +242,23 @@ def _bound_class(base: Any) -> Any:
         finally:
             _bound.binding = before
 
-    def set_backend(self: Any, backend: Any) -> None:
-        _layers[int(self._svoo_binding[0])].dense_backend = backend
-
-    members = {
-        "__call__": call,
-        "__deepcopy__": functools.partialmethod(_copy_unbound, base),
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        # What the user chooses later becomes the dense fallback; ours stays.
-        "_attention_backend": property(lambda _self: _BACKEND, set_backend),
-    }
-    return type(base.__name__, (base,), members)
-
-
-@functools.cache
-def _torch_bound_class(base: Any) -> Any:
-    """Return the same for a processor class that calls torch's attention."""
-    base_call: Any = base.__call__
-
     @functools.wraps(base_call)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call_torch(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _SDPAMode(self._svoo_binding):
             return base_call(self, *args, **kwargs)
 
-    members = {
-        "__call__": call,
+    def set_backend(self: Any, backend: Any) -> None:
+        _layers[int(self._svoo_binding[0])].dense_backend = backend
+
+    members: dict[str, Any] = {
+        "__call__": call_torch if calls_torch else call,
         "__deepcopy__": functools.partialmethod(_copy_unbound, base),
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
     }
+    if not calls_torch:
+        # What the user chooses later becomes the dense fallback; ours stays.
+        members["_attention_backend"] = property(lambda _self: _BACKEND, set_backend)
     return type(base.__name__, (base,), members)
 
 
@@ -308,6 +295,9 @@ class _ContextHook(ModelHook):
         self.state_manager = _ContextManager(receive)
         self._end_call = end_call
 
+    def __deepcopy__(self, _memo: dict[int, Any]) -> _ContextHook:
+        return _ContextHook(lambda _context: None, lambda: None)  # a copied model is not ours
+
     def reset_state(self, module: nn.Module) -> nn.Module:
         self.state_manager.reset()
         self._end_call()
@@ -330,6 +320,7 @@ def listen(
     had_own = "_diffusers_hook" in transformer.__dict__
     own = HookRegistry.check_if_exists_or_initialize(transformer)
     registry = HookRegistry.check_if_exists_or_initialize(blocks)
+    registry.remove_hook(_HOOK, recurse=False)  # one that a deep copy brought along
     registry.register_hook(_ContextHook(receive, end_call), _HOOK)
     own.invalidate_child_registries_cache()
 

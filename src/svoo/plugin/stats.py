@@ -51,6 +51,24 @@ class Stopwatch:
         return {name: self._seconds.get(name, 0.0) for name in PHASES}
 
 
+class RunningMean:
+    """The mean of tensors that come one by one, kept as one sum on their device."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._sum: Tensor | None = None
+        self._count = 0
+
+    def add(self, value: Tensor) -> None:
+        """Count one more; does not wait for the device."""
+        self._sum = value.float() if self._sum is None else self._sum + value
+        self._count += 1
+
+    def value(self) -> Tensor | None:
+        """Return the mean on the CPU, or None of nothing."""
+        return None if self._sum is None else (self._sum / self._count).cpu()
+
+
 @dataclass
 class LayerStats:
     """One layer's calls."""
@@ -59,13 +77,13 @@ class LayerStats:
     dense_calls: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     backends: Counter[str] = field(default_factory=Counter)
-    densities: list[Tensor] = field(default_factory=list)  # [heads] a call
-    recalls: list[Tensor] = field(default_factory=list)
+    density: RunningMean = field(default_factory=RunningMean)  # [heads]
+    recall: RunningMean = field(default_factory=RunningMean)
     watch: Stopwatch = field(default_factory=Stopwatch)
 
     def as_data(self) -> dict[str, Any]:
         """Return plain numbers and words; waits for the device."""
-        density, recall = _mean(self.densities), _mean(self.recalls)
+        density, recall = self.density.value(), self.recall.value()
         return {
             "sparse_calls": self.sparse_calls,
             "dense_calls": self.dense_calls,
@@ -76,10 +94,6 @@ class LayerStats:
             "recall": None if recall is None else float(recall.mean()),
             "seconds": self.watch.seconds(),
         }
-
-
-def _mean(values: list[Tensor]) -> Tensor | None:
-    return torch.stack(values).float().mean(dim=0).cpu() if values else None
 
 
 def summarise(data: dict[str, Any]) -> str:

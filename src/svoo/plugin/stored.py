@@ -22,7 +22,8 @@ def find_profile(model: Model | None, layers: int, heads: int) -> Profile | None
                 profile = Profile.load(path)
             except ProfileError:
                 continue  # somebody else's file; one that is asked for by name is never skipped
-            if profile.provenance.get("model") == model.name:
+            facts = profile.provenance
+            if facts.get("model") == model.name and facts.get("method") != "closed-form":
                 profile.check_fits(layers, heads)
                 return profile
     return None

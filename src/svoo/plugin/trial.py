@@ -60,7 +60,7 @@ def run_trial(
         clock, start = StepClock(on_step), time.perf_counter()
         generator = seeded(seed)
         arguments = {**call, "generator": generator, "output_type": "np"}
-        frames = pipe(**arguments, callback_on_step_end=clock).frames[0]
+        frames = pipe(**arguments, **clock.as_argument(pipe)).frames[0]
         total, stats = time.perf_counter() - start, handle.stats()
     aside = stats["seconds"]["measuring"] if config is not None and config.measure_recall else 0.0
     return Trial(
