@@ -74,7 +74,11 @@ def pyramid_broadcast(pipe: Any) -> None:
 def cache_dit(pipe: Any) -> None:
     if importlib.util.find_spec("cache_dit") is None:
         pytest.skip("cache-dit is not installed")
-    importlib.import_module("cache_dit").enable_cache(pipe)
+    library: Any = importlib.import_module("cache_dit")
+    settings = library.DBCacheConfig(
+        Fn_compute_blocks=1, Bn_compute_blocks=0, max_warmup_steps=2, residual_diff_threshold=0.5
+    )
+    library.enable_cache(pipe, cache_config=settings)
 
 
 def fused_projections(pipe: Any) -> None:
