@@ -246,7 +246,7 @@ class Profile:
                     f"{path} has step, layer, head {place}, but {model} has only {list(shape)}"
                 )
             table[place] = density
-        if bool(table.isnan().any()):
+        if len(cells) < table.numel():
             raise ProfileError(
                 f"{path} has {len(cells)} entries, {model} needs {table.numel()} ({list(shape)})"
             )
@@ -256,7 +256,10 @@ class Profile:
             stage = (sigma < known.boundary).long()
         provenance = {"model": known.name, "source": f"authors' table {path.name}", "rows": "all"}
         masses = torch.tensor([0.95], dtype=torch.float64)
-        return cls(table[None, ..., None], sigma, stage, masses, provenance)
+        try:
+            return cls(table[None, ..., None], sigma, stage, masses, provenance)
+        except ProfileError as error:
+            raise ProfileError(f"{path}: {error}") from error
 
     def error_at_mass(self, mass: float = 0.95) -> Tensor | None:
         """Return the standard error at one of the measured masses, like `at_mass`."""

@@ -117,6 +117,19 @@ def launches(architecture: int, *, everything: bool) -> Iterator[tuple[str, Laun
                 _attention(architecture, size, dtype, kept=True, means=True),
             )
             yield "compensation", _attention(architecture, size, dtype, kept=False, means=True)
+            if everything:
+                for means in (False, True):
+                    about = ", compensated" if means else ""
+                    yield (
+                        f"attention{about}, with log-sum-exp",
+                        _attention(architecture, size, dtype, kept=True, means=means, lse=True),
+                    )
+                    yield (
+                        f"attention{about}, tokens in order",
+                        _attention(
+                            architecture, size, dtype, kept=True, means=means, ordered=False
+                        ),
+                    )
             yield "assign", _assign(size, dtype)
             yield "means", _means(size, dtype)
 
@@ -222,20 +235,27 @@ def _ranges() -> Launch:
 
 
 def _attention(
-    architecture: int, size: int, dtype: torch.dtype, *, kept: bool, means: bool
+    architecture: int,
+    size: int,
+    dtype: torch.dtype,
+    *,
+    kept: bool,
+    means: bool,
+    lse: bool = False,
+    ordered: bool = True,
 ) -> Launch:
     tile = attention_tile(architecture, dtype)
     tokens, order = _tokens(size, dtype), _empty(1, HEADS, TOKENS, dtype=torch.int64)
     mean = _empty(1, HEADS, KEY_CLUSTERS, size, dtype=dtype)
     log_size = _empty(1, HEADS, KEY_CLUSTERS, dtype=torch.float32)
-    lse = None if kept else _empty(1, HEADS, TOKENS, dtype=torch.float32)  # merging needs it
+    sums = _empty(1, HEADS, TOKENS, dtype=torch.float32)
     return sparse.plan_launch(
         tokens,
         tokens,
         tokens,
         tokens,
-        lse,
-        orders=(order, order),
+        sums if lse or not kept else None,  # compensation alone is there to be merged
+        orders=(order, order) if ordered else (None, None),
         query_pieces=_pieces(QUERY_CLUSTERS, tile.rows),
         kept=_kept() if kept else None,
         means=sparse.Means(mean, mean, log_size) if means else None,
