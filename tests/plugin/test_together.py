@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,18 @@ def group_offload(pipe: Any) -> None:
 
 def lora(pipe: Any) -> None:
     torch.manual_seed(0)
+    trained = tiny.build("wan2.1-t2v")
     config = peft.LoraConfig(r=2, target_modules=["to_q", "to_v"], init_lora_weights=False)
-    pipe.transformer.add_adapter(config)
+    trained.transformer.add_adapter(config)
+    layers = peft.get_peft_model_state_dict(trained.transformer)
+    with tempfile.TemporaryDirectory() as folder:
+        diffusers.WanPipeline.save_lora_weights(folder, transformer_lora_layers=layers)
+        pipe.load_lora_weights(folder)
 
 
 def lora_unloaded(pipe: Any) -> None:
     lora(pipe)
-    pipe.transformer.delete_adapters("default")
+    pipe.unload_lora_weights()
 
 
 def torchao_int8(pipe: Any) -> None:
