@@ -28,6 +28,19 @@ app = typer.Typer(
 )
 
 
+# Options that several commands have; None leaves a setting to the model.
+ModelName = Annotated[str, typer.Option(help="Short name, hub id or path.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Denoising steps.")]
+Frames = Annotated[int | None, typer.Option(help="Frames of the video.")]
+Height = Annotated[int | None, typer.Option(help="Height in pixels.")]
+Width = Annotated[int | None, typer.Option(help="Width in pixels.")]
+Seed = Annotated[int, typer.Option(help="Seed of the noise.")]
+Guidance = Annotated[float | None, typer.Option(help="Guidance scale.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Offload = Annotated[bool, typer.Option("--offload", help="Keep idle parts in CPU memory.")]
+
+
 def main() -> None:
     """Run the command; what the library refuses becomes one clear message and exit code 2."""
     try:
@@ -50,22 +63,20 @@ def generate(
     out: Annotated[Path, typer.Option(help="The mp4 to write; a JSON goes beside it.")] = Path(
         "out/video.mp4"
     ),
-    model: Annotated[str, typer.Option(help="Short name, hub id or path.")] = "mini",
+    model: ModelName = "mini",
     image: Annotated[Path | None, typer.Option(help="First frame, for image-to-video.")] = None,
     method: Annotated[str, typer.Option(help="svoo or dense.")] = "svoo",
     preset: Annotated[str, typer.Option(help="default, paper or release.")] = "default",
     mass: Annotated[float | None, typer.Option(help="Softmax mass to keep.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1)] = None,
-    frames: Annotated[int | None, typer.Option()] = None,
-    height: Annotated[int | None, typer.Option()] = None,
-    width: Annotated[int | None, typer.Option()] = None,
-    seed: Annotated[int, typer.Option()] = 0,
-    guidance: Annotated[float | None, typer.Option()] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    offload: Annotated[
-        bool, typer.Option("--offload", help="Keep idle parts in CPU memory.")
-    ] = False,
+    steps: Steps = None,
+    frames: Frames = None,
+    height: Height = None,
+    width: Width = None,
+    seed: Seed = 0,
+    guidance: Guidance = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    offload: Offload = False,
     profile: Annotated[Path | None, typer.Option(help="A profile made by `svoo profile`.")] = None,
 ) -> None:
     """Generate a video, sparse or dense.
@@ -119,7 +130,7 @@ def generate(
 @app.command()
 def profile(
     *,
-    model: Annotated[str, typer.Option(help="Short name, hub id or path.")] = "mini",
+    model: ModelName = "mini",
     prompts: Annotated[
         Path | None, typer.Option(help="One prompt a line. The embedded model has its own.")
     ] = None,
@@ -133,17 +144,15 @@ def profile(
     branch: Annotated[str, typer.Option(help="cond or both.")] = "cond",
     method: Annotated[str, typer.Option(help="measured or closed-form.")] = "measured",
     exact: Annotated[bool, typer.Option("--exact", help="Sort, do not count in bins.")] = False,
-    steps: Annotated[int | None, typer.Option(min=1)] = None,
-    frames: Annotated[int | None, typer.Option()] = None,
-    height: Annotated[int | None, typer.Option()] = None,
-    width: Annotated[int | None, typer.Option()] = None,
-    seed: Annotated[int, typer.Option()] = 0,
-    guidance: Annotated[float | None, typer.Option()] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    offload: Annotated[
-        bool, typer.Option("--offload", help="Keep idle parts in CPU memory.")
-    ] = False,
+    steps: Steps = None,
+    frames: Frames = None,
+    height: Height = None,
+    width: Width = None,
+    seed: Seed = 0,
+    guidance: Guidance = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    offload: Offload = False,
     out: Annotated[Path, typer.Option(help="The profile to write.")] = Path(
         "out/profile.safetensors"
     ),
@@ -373,11 +382,11 @@ def demo(
     prompt: Annotated[
         str, typer.Option(help="In the words of the embedded model.")
     ] = "a red circle moves left over a checkered floor",
-    seed: Annotated[int, typer.Option()] = 0,
-    steps: Annotated[int | None, typer.Option(min=1)] = None,
-    frames: Annotated[int | None, typer.Option()] = None,
-    height: Annotated[int | None, typer.Option()] = None,
-    width: Annotated[int | None, typer.Option()] = None,
+    seed: Seed = 0,
+    steps: Steps = None,
+    frames: Frames = None,
+    height: Height = None,
+    width: Width = None,
 ) -> None:
     """Generate one video dense, in the paper's mode and in ours, and show them side by side.
 
