@@ -407,7 +407,7 @@ def demo(
         trials = run_modes(prompt, seed=seed, on_step=on_step, **sizes)
         bar.update(task, description="writing")
         page = write_results(trials, prompt, out)
-    table = Table(title=prompt, box=SIMPLE)
+    table = Table(title=prompt, box=SIMPLE, padding=0)
     for name in _DEMO_COLUMNS:
         table.add_column(name, justify="right")
     for trial in trials:
