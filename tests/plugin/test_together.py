@@ -166,7 +166,8 @@ def test_everything_kept_it_is_the_combination_without_us(name: str, first: bool
     expected = tiny.generate(plain, **call)
     torch._dynamo.reset()
     pipe, handle = applied(name, EVERYTHING, first=first)
-    torch.testing.assert_close(tiny.generate(pipe, **call), expected, atol=1e-3, rtol=0)
+    tolerance = 1e-3 if name == "odd grid" else 1e-4  # latents of 2,431 tokens, not pixels
+    torch.testing.assert_close(tiny.generate(pipe, **call), expected, atol=tolerance, rtol=0)
     assert sum(row["sparse_calls"] for row in handle.stats()["layers"]) > 0
 
 
