@@ -162,7 +162,7 @@ def test_branches_share_labels_unless_told_not_to() -> None:
         config = SVOOConfig(mass=0.5, dense_steps=1, share_branches=shared, **SETTINGS)
         handle = apply(pipe, config)
         tiny.generate(pipe, steps=3)
-        states[shared] = handle.stats()["state_bytes"]
+        states[shared] = handle._runtime.method.state_bytes
     # Two sparse layers, 48 tokens, four heads, two sides, two bytes.
     assert states == {True: 2 * 48 * 4 * 2 * 2, False: 4 * 48 * 4 * 2 * 2}
 

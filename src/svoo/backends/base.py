@@ -28,6 +28,10 @@ class Backend(Protocol):
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
         """Return why this call cannot run here, or None if it can; never waits for the device."""
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of device memory kept between calls."""
+
     def run(
         self,
         query: Tensor,

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from functools import partial
-from threading import Barrier, Lock
+from threading import Barrier, Condition, Lock
 
 import torch
 from torch import Tensor
@@ -39,6 +38,11 @@ class BlockedBackend:
         """Return None: torch is all it needs."""
         return None
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the buffers that the last calls left."""
+        return sum(crew.spare_bytes for crew in self._crews.values())
+
     def run(
         self,
         query: Tensor,
@@ -55,23 +59,11 @@ class BlockedBackend:
         lse_dtype = accumulation_dtype(query)
         lse = query.new_empty(batch, heads, tokens, dtype=lse_dtype) if return_lse else None
         crew = self._crew(query)
-        pairs = [(b, h) for b in range(batch) for h in range(heads)]
         space = crew.take_space(key, plan)
-        with crew.working():
-            attend = partial(_attend_block, query, output, lse, scale)
-            for first in range(0, len(pairs), len(space.heads)):
-                group = pairs[first : first + len(space.heads)]
-                heads_used = space.heads[: len(group)]
-                moves = zip(heads_used, group, strict=True)
-                stages: list[list[Task]] = [
-                    [partial(head.move_to, plan, *pair) for head, pair in moves],
-                    [head.fill(side, key, value) for head in heads_used for side in (0, 1)],
-                    [head.average for head in heads_used] if plan.compensate is not None else [],
-                ]
-                for tasks in stages:
-                    crew.share(tasks, space.rooms)
-                blocks = [(head, block) for head in heads_used for block in head.blocks_by_work()]
-                crew.share([partial(attend, head, block) for head, block in blocks], space.rooms)
+        places = [(b, h) for b in range(batch) for h in range(heads)]
+        prepare = partial(_Head, key, value, plan)
+        attend = partial(_attend_block, query, output, lse, scale)
+        crew.run(_Work(places, space.sources, prepare, attend), space.rooms)
         crew.give_back(space)
         return Attention(output, lse)
 
@@ -94,33 +86,36 @@ class _Room:
         self.bias = source.new_zeros(len(source))  # 0 for tokens; the means in front have theirs
 
 
-Task = Callable[[_Room], None]
-
-
 class _Head:
     """One head's keys and values side by side in block order, the block means in front of them."""
 
-    def __init__(self, key: Tensor, means: int) -> None:
+    def __init__(
+        self, key: Tensor, value: Tensor, plan: BlockPlan, place: tuple[int, int], source: Tensor
+    ) -> None:
+        """Fill `source` with the head at `place` (batch, head)."""
+        self.place, self.source = place, source
         self.tokens, self.size = key.shape[2], key.shape[3]
-        self.means = means
-        self.source = key.new_empty(means + self.tokens, 2 * self.size)
-
-    def move_to(self, plan: BlockPlan, b: int, h: int, _room: _Room) -> None:
-        """Stand for another head; its tokens are filled in afterwards."""
-        self.place = (b, h)
-        self.keep, self.sizes = plan.keep[b, h], plan.key_sizes[b, h]
-        self.order = None if plan.key_order is None else plan.key_order[b, h]
+        self.means = len(source) - self.tokens
+        self.unfinished = 0  # query blocks still to attend
+        self.keep, self.sizes = plan.keep[place], plan.key_sizes[place]
         # These wait for the device: the sizes of the blocks steer the loop.
         self.counts: list[int] = (self.keep.long() @ self.sizes).tolist()
-        query_sizes: list[int] = plan.query_sizes[b, h].tolist()
+        query_sizes: list[int] = plan.query_sizes[place].tolist()
         self.kept_rows = self._find_kept_rows()
         if plan.query_order is None:
-            places = torch.arange(sum(query_sizes), device=self.sizes.device)
+            rows = torch.arange(sum(query_sizes), device=self.sizes.device)
         else:
-            places = plan.query_order[b, h]
-        self.query_rows: Sequence[Tensor] = places.split(query_sizes)
+            rows = plan.query_order[place]
+        self.query_rows: Sequence[Tensor] = rows.split(query_sizes)
+        keys, values = self.source[self.means :].split(self.size, dim=1)
+        for target, tokens in (keys, key[place]), (values, value[place]):
+            if plan.key_order is None:
+                target.copy_(tokens)
+            else:
+                torch.index_select(tokens, 0, plan.key_order[place], out=target)
         if plan.compensate is not None:
-            enters = plan.compensate[b, h] & (self.sizes > 0) & ~self.keep
+            self._average()
+            enters = plan.compensate[place] & (self.sizes > 0) & ~self.keep
             logs = self.sizes.to(accumulation_dtype(self.source)).log()
             self.biases = torch.where(enters, logs, -torch.inf).to(self.source.dtype)
 
@@ -148,21 +143,7 @@ class _Head:
         work = [rows * kept for rows, kept in zip(sizes, self.counts, strict=True)]
         return sorted((b for b, pairs in enumerate(work) if pairs), key=lambda b: -work[b])
 
-    def fill(self, side: int, key: Tensor, value: Tensor) -> Task:
-        """Return the task that copies this head's keys (side 0) or values (side 1) in block
-        order."""
-        target = self.source[self.means :, side * self.size : (side + 1) * self.size]
-
-        def fill(_room: _Room) -> None:
-            tokens = (key, value)[side][self.place]
-            if self.order is None:
-                target.copy_(tokens)
-            else:
-                torch.index_select(tokens, 0, self.order, out=target)
-
-        return fill
-
-    def average(self, _room: _Room) -> None:
+    def _average(self) -> None:
         """Put the block means in front of the keys and values."""
         tokens = self.source[self.means :].to(accumulation_dtype(self.source))
         blocks = torch.arange(self.means, device=tokens.device)
@@ -214,8 +195,14 @@ class _Space:
     def __init__(self, key: Tensor, means: int, workers: int, shape: object) -> None:
         self.shape = shape
         pairs = key.shape[0] * key.shape[1]
-        self.heads = [_Head(key, means) for _ in range(min(workers, pairs))]
-        self.rooms = [_Room(self.heads[0].source) for _ in range(workers)]
+        rows, size = means + key.shape[2], 2 * key.shape[3]
+        self.sources = [key.new_empty(rows, size) for _ in range(min(workers, pairs))]
+        self.rooms = [_Room(self.sources[0]) for _ in range(workers)]
+
+    @property
+    def nbytes(self) -> int:
+        rooms = sum(room.rows.nbytes + room.bias.nbytes for room in self.rooms)
+        return rooms + sum(source.nbytes for source in self.sources)
 
 
 class _Crew:
@@ -241,15 +228,6 @@ class _Crew:
             # The workers' setting became the default of threads yet to come: put it back.
             torch.set_num_threads(size)
 
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Let the caller be one of the workers, who run torch on one thread."""
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(self.size)
-
     def take_space(self, key: Tensor, plan: BlockPlan) -> _Space:
         """Return memory that fits a call: what the last one left, or new."""
         means = 0 if plan.compensate is None else plan.keep.shape[3]
@@ -267,28 +245,96 @@ class _Crew:
         if space.rooms[0].rows.device.type == "cpu":
             self._spare[:] = [space]
 
-    def share(self, tasks: Sequence[Task], rooms: list[_Room]) -> None:
-        """Run all tasks and wait for them; an error in one is raised here."""
-        waiting = deque(tasks)
+    @property
+    def spare_bytes(self) -> int:
+        return sum(space.nbytes for space in self._spare)
+
+    def run(self, work: _Work, rooms: list[_Room]) -> None:
+        """Do all of the work, the caller as one of the workers; an error in one is raised here."""
         inference = torch.is_inference_mode_enabled()
 
-        def work(room: _Room) -> None:
+        def take_part(room: _Room) -> None:
             # Both modes belong to a thread, and a new thread has neither.
             with torch.inference_mode(inference), torch.no_grad():
-                while waiting:
-                    try:
-                        task = waiting.popleft()
-                    except IndexError:  # another worker took the last one
-                        return
-                    task(room)
+                work.take_part(room)
 
-        others = [self.pool.submit(work, room) for room in rooms[1:]] if self.pool else []
+        others = [self.pool.submit(take_part, room) for room in rooms[1:]] if self.pool else []
+        torch.set_num_threads(1)
         try:
-            work(rooms[0])
+            take_part(rooms[0])
         finally:
             wait(others)  # whatever happens, nobody works on this call's tensors after it
+            torch.set_num_threads(self.size)
         for other in others:
             other.result()
+
+
+class _Work:
+    """What is left to do in a call: heads to prepare, and query blocks of those prepared.
+
+    Workers come for the next piece whenever they are free, so that none waits for a slower one
+    while there is anything to do. A head is prepared as soon as there is room for it.
+    """
+
+    def __init__(
+        self,
+        places: Iterable[tuple[int, int]],
+        sources: Iterable[Tensor],
+        prepare: Callable[[tuple[int, int], Tensor], _Head],
+        attend: Callable[[_Head, int, _Room], None],
+    ) -> None:
+        self.prepare, self.attend = prepare, attend
+        self._places, self._free = deque(places), list(sources)
+        self._blocks: deque[tuple[_Head, int]] = deque()
+        self._being_prepared = 0
+        self._failed = False
+        self._changed = Condition()
+
+    def take_part(self, room: _Room) -> None:
+        """Work until nothing is left to take."""
+        try:
+            while (piece := self._next()) is not None:
+                piece(room)
+        except BaseException:
+            with self._changed:
+                self._failed = True
+                self._changed.notify_all()
+            raise
+
+    def _next(self) -> Callable[[_Room], None] | None:
+        """Return the next piece of work, once there is one; None at the end."""
+        with self._changed:
+            while not self._failed:
+                if self._places and self._free:
+                    self._being_prepared += 1
+                    return partial(self._prepare, self._places.popleft(), self._free.pop())
+                if self._blocks:
+                    return partial(self._attend, *self._blocks.popleft())
+                if not self._places and not self._being_prepared:
+                    return None
+                self._changed.wait()
+        return None
+
+    def _prepare(self, place: tuple[int, int], source: Tensor, _room: _Room) -> None:
+        head = self.prepare(place, source)
+        blocks = head.blocks_by_work()
+        with self._changed:
+            self._being_prepared -= 1
+            self._blocks.extend((head, block) for block in blocks)
+            self._leave(head, len(blocks))
+
+    def _attend(self, head: _Head, block: int, room: _Room) -> None:
+        self.attend(head, block, room)
+        with self._changed:
+            self._leave(head, head.unfinished - 1)
+
+    def _leave(self, head: _Head, unfinished: int) -> None:
+        """Note how many of the head's blocks are left; without any its memory is free
+        for another."""
+        head.unfinished = unfinished
+        if not unfinished:
+            self._free.append(head.source)
+        self._changed.notify_all()
 
 
 def _attend(

@@ -63,6 +63,11 @@ class FlashInferBackend:
             self._wrappers[device] = wrapper
         return self._wrappers[device]
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the workspaces, one a device."""
+        return len(self._wrappers) * _WORKSPACE_BYTES
+
     def run(
         self,
         query: Tensor,

@@ -15,6 +15,7 @@ class ReferenceBackend:
     """Runs any plan on any device, slowly; the other backends are tested against it."""
 
     name = "reference"
+    workspace_bytes = 0
 
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:  # noqa: ARG002 (never refuses)
         """Return None: it runs everywhere."""

@@ -14,6 +14,7 @@ class TritonBackend:
     run."""
 
     name = "triton"
+    workspace_bytes = 0
 
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:  # noqa: ARG002 (any plan)
         """Return what the kernels need and do not have."""

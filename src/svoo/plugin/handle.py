@@ -161,7 +161,7 @@ class Handle:
             "density": density,
             "layers": layers,
             "seconds": {name: sum(row["seconds"][name] for row in layers) for name in phases},
-            "state_bytes": runtime.method.state_bytes,
+            "state_bytes": runtime.state_bytes,
             "notes": list(runtime.notes),
         }
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svoo.backends import resolve, run_plan
+from svoo.backends import BACKENDS, resolve, run_plan
 from svoo.checks import mix_seeds, seeded
 from svoo.config import SVOOConfig
 from svoo.density import required_density
@@ -295,6 +295,15 @@ class Runtime:
             rows = min(RECALL_ROWS, query.shape[2])
             with stats.watch.phase("measuring", query.device):
                 stats.recall.add(recall(query, key, plan, rows=rows, scale=scale).mean(dim=0))
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes kept from one attention call to the next: what the method remembers, the sums of
+        the statistics, and the workspaces of the backends in use."""
+        statistics = [layer.stats for stage in self.stages for layer in stage.layers]
+        used = {name for stats in statistics for name in stats.backends}
+        workspaces = sum(b.workspace_bytes for b in BACKENDS if b.name in used)
+        return self.method.state_bytes + sum(stats.nbytes for stats in statistics) + workspaces
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

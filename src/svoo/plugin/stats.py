@@ -64,6 +64,11 @@ class RunningMean:
         self._sum = value.float() if self._sum is None else self._sum + value
         self._count += 1
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the sum."""
+        return 0 if self._sum is None else self._sum.nbytes
+
     def value(self) -> Tensor | None:
         """Return the mean on the CPU, or None of nothing."""
         return None if self._sum is None else (self._sum / self._count).cpu()
@@ -80,6 +85,11 @@ class LayerStats:
     density: RunningMean = field(default_factory=RunningMean)  # [heads]
     recall: RunningMean = field(default_factory=RunningMean)
     watch: Stopwatch = field(default_factory=Stopwatch)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept on the device."""
+        return self.density.nbytes + self.recall.nbytes
 
     def as_data(self) -> dict[str, Any]:
         """Return plain numbers and words; waits for the device."""
