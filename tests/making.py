@@ -1,5 +1,4 @@
-"""What several tests make: random tokens, random plans, and the hypothesis strategies that draw
-them."""
+"""What several tests make: random tokens, plans and profiles, and hypothesis strategies."""
 
 from __future__ import annotations
 
@@ -9,7 +8,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from svoo import BlockPlan
+from svoo import BlockPlan, Profile
+from svoo.profile import flow_sigmas
 
 
 def chance(seed: int) -> torch.Generator:
@@ -101,3 +101,11 @@ def cases(draw: st.DrawFn, max_tokens: int = 40, sizes: tuple[int, ...] = (1, 3,
         key_blocks=draw(st.integers(1, min(9, keys))),
         seed=draw(st.integers(0, 10_000)),
     )
+
+
+def made_profile(seed: int = 0) -> Profile:
+    density = torch.rand(3, 4, 5, 2, 2, generator=torch.Generator().manual_seed(seed))
+    masses = torch.tensor([0.9, 0.95], dtype=torch.float64)
+    facts = {"model": "<tiny & mean>"}
+    stage = torch.zeros(4, dtype=torch.int64)
+    return Profile(density, flow_sigmas(4, 5.0), stage, masses, facts, 0.01 * density)

@@ -20,6 +20,7 @@ ROWS = (
     ("backends", "methods"),
     ("attention", "quality", "inspection"),
     ("plugin", "mini", "lpips", "metrics", "demo", "doctor"),
+    ("tables",),
     ("cli", "__init__", "__main__"),
 )
 RANK = {name: place for place, row in enumerate(ROWS) for name in row}

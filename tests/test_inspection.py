@@ -5,20 +5,11 @@ from pathlib import Path
 import pytest
 import scipy.stats
 import torch
+from making import made_profile
 from PIL import Image
 
-from svoo import Profile
 from svoo.errors import FileError, ProfileError
 from svoo.inspection import compare, layer_rows, spread, write_page, write_picture
-from svoo.profile import flow_sigmas
-
-
-def made_profile(seed: int = 0) -> Profile:
-    density = torch.rand(3, 4, 5, 2, 2, generator=torch.Generator().manual_seed(seed))
-    masses = torch.tensor([0.9, 0.95], dtype=torch.float64)
-    facts = {"model": "<tiny & mean>"}
-    stage = torch.zeros(4, dtype=torch.int64)
-    return Profile(density, flow_sigmas(4, 5.0), stage, masses, facts, 0.01 * density)
 
 
 def test_rows_are_the_statistics_of_their_layer() -> None:

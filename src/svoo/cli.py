@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, TimeElapsedColumn
-from rich.table import Table
 
-from svoo.catalogue import SEAM_TESTED, models
 from svoo.errors import ConfigError, SVOOError
 from svoo.files import check_writable
+from svoo.tables import (
+    comparison_tables,
+    demo_table,
+    doctor_table,
+    models_table,
+    profile_tables,
+)
 
 if TYPE_CHECKING:
     from svoo.profile import Profile
@@ -212,7 +216,7 @@ def profile(
             bar.update(task, description="measuring", completed=done, total=total)
 
         found = record_by_name(request, given, measuring, restart=restart, on_step=on_step)
-    _print_profile(console, found)
+    console.print(*profile_tables(found), sep="\n", highlight=False)
     console.print(
         f"{out} written; look at it with `svoo inspect {out}`", highlight=False, markup=False
     )
@@ -244,54 +248,14 @@ def inspect_profile(
     if other is not None:
         if html is not None or png is not None:
             raise ConfigError("--html and --png show one profile, not the comparison of two")
-        _print_comparison(console, loaded, Profile.load(other), mass)
+        compared = comparison_tables(loaded, Profile.load(other), mass)
+        console.print(*compared, sep="\n", highlight=False)
         return
-    _print_profile(console, loaded, mass)
+    console.print(*profile_tables(loaded, mass), sep="\n", highlight=False)
     for path, write in ((html, write_page), (png, write_picture)):
         if path is not None:
             write(loaded, path, mass)
             console.print(f"{path} written", highlight=False, markup=False)
-
-
-def _print_profile(console: Console, profile: Profile, mass: float | None = None) -> None:
-    from svoo.inspection import layer_rows, spread
-
-    mass = float(profile.masses[-1]) if mass is None else mass
-    facts = Table(title="provenance", show_header=False)
-    for name, fact in sorted(profile.provenance.items()):
-        facts.add_row(escape(name), escape(fact))
-    console.print(facts)
-    table = Table(title=f"required density at mass {mass:g}, {profile.inputs} inputs")
-    for name in ("layer", "mean", "min", "max", "std: heads", "inputs", "steps"):
-        table.add_column(name, justify="right")
-    for row in layer_rows(profile, mass):
-        layer, *figures = vars(row).values()
-        table.add_row(str(layer), *(f"{figure:.3f}" for figure in figures))
-    console.print(table)
-    found = spread(profile, mass)
-    console.print(
-        f"mean {found.mean:.3f}; standard deviation over inputs {found.inputs:.3f}, steps "
-        f"{found.steps:.3f}, heads {found.heads:.3f}, layers {found.layers:.3f}; standard error "
-        f"of an entry {found.sampling:.4f}, of a head's mean over steps "
-        f"{found.sampling_of_mean:.4f}",
-        highlight=False,
-    )
-
-
-def _print_comparison(console: Console, first: Profile, second: Profile, mass: float) -> None:
-    from svoo.inspection import compare
-
-    found = compare(first, second, mass)
-    console.print(
-        f"heads' means at mass {mass:g}: correlation {found.correlation:.3f}, of ranks "
-        f"{found.rank_correlation:.3f}; first less second {found.mean_difference:+.3f} on average,"
-        f" {found.mean_distance:.3f} apart",
-        highlight=False,
-    )
-    table = Table("layer", "head", "first", "second", title="the heads furthest apart")
-    for layer, head, mine, theirs in found.worst:
-        table.add_row(str(layer), str(head), f"{mine:.3f}", f"{theirs:.3f}")
-    console.print(table)
 
 
 def _print_against_measured(
@@ -313,8 +277,8 @@ def _print_against_measured(
     if not both:
         console.print("the measured profile has none of these masses: nothing to compare")
         return
-    console.print("against the measured profile:")
-    _print_comparison(console, predicted, measured, both[-1])
+    tables = comparison_tables(predicted, measured, both[-1])
+    console.print("against the measured profile:", *tables, sep="\n", highlight=False)
 
 
 def _progress(console: Console) -> Progress:
@@ -348,14 +312,7 @@ def doctor() -> None:
     """
     from svoo.doctor import examine
 
-    table = Table("", "", "", title="svoo doctor", show_header=False)
-    for finding in examine():
-        table.add_row(
-            "[green]yes[/]" if finding.good else "[yellow]no[/]",
-            finding.name,
-            escape(finding.text),
-        )
-    Console().print(table)
+    Console().print(doctor_table(examine()))
 
 
 @app.command("models")
@@ -364,16 +321,7 @@ def list_models() -> None:
 
     Example: [bold]svoo models[/]
     """
-    table = Table("name", "layers x heads", "steps", "tested with", "hub id or class")
-    table.columns[0].no_wrap = True
-    for model in models():
-        how = "the embedded model" if model.name == "mini" else "tiny random weights"
-        experts = " x 2 experts" if model.stages == 2 else ""
-        size = f"{model.layers} x {model.heads}{experts}"
-        table.add_row(model.name, size, str(model.steps), how, model.hub_id)
-    for name, pipeline in SEAM_TESTED.items():
-        table.add_row(name, "any", "any", "seam tested, no preset", pipeline)
-    Console().print(table)
+    Console().print(models_table())
 
 
 @app.command()
@@ -407,35 +355,12 @@ def demo(
         trials = run_modes(prompt, seed=seed, on_step=on_step, **sizes)
         bar.update(task, description="writing")
         page = write_results(trials, prompt, out)
-    table = Table(title=prompt, box=SIMPLE, padding=0)
-    for name in _DEMO_COLUMNS:
-        table.add_column(name, justify="right")
-    for trial in trials:
-        row = figures(trial, trials[0])
-        cells = [
-            form.format(row[key]) if row[key] is not None else "-"
-            for key, form in _DEMO_COLUMNS.values()
-        ]
-        table.add_row(*cells)
-    console.print(table)
+    console.print(demo_table(prompt, [figures(trial, trials[0]) for trial in trials]))
     console.print(
         f"loop: the denoising steps; likeness is to dense. Open {page}",
         highlight=False,
         markup=False,
     )
-
-
-_DEMO_COLUMNS = {
-    "mode": ("mode", "{}"),
-    "loop s": ("denoising_seconds", "{:.1f}"),
-    "speed-up": ("speed_up", "{:.2f}x"),
-    "in all s": ("total_seconds", "{:.1f}"),
-    "density": ("density", "{:.3f}"),
-    "recall": ("recall", "{:.3f}"),
-    "PSNR": ("psnr", "{:.1f}"),
-    "SSIM": ("ssim", "{:.4f}"),
-    "LPIPS": ("lpips", "{:.4f}"),
-}
 
 
 @app.command("compare")
