@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from svoo.mini.scenes import (
     example_prompt,
     grammar,
     is_held_out,
+    near_things,
     pose,
     render,
     vocabulary,
@@ -56,6 +58,22 @@ def test_the_asked_colour_is_in_the_picture(colour: str, shape: str) -> None:
     wanted = torch.tensor(COLOURS[colour]).view(3, 1, 1)
     near = (last - wanted).abs().amax(dim=0) < 0.2
     assert near.float().mean() > 0.01
+
+
+def test_everything_that_a_thing_changes_is_near_it() -> None:
+    """What differs from the empty background is the thing and its shadow."""
+    for seed in range(8):
+        scene = draw_scene(random.Random(seed))
+        times = torch.tensor([0.0, 16 / 48, 1.0])
+        near = near_things(scene, times, 72, 128)
+        full, empty = (
+            torch.stack([render(s, 1, 72, 128, first_frame=f)[0] for f in (0, 16, 48)])
+            for s in (scene, replace(scene, things=()))
+        )
+        changed = (full - empty).abs().amax(dim=1) > 0.5
+        assert changed.any()
+        assert (changed & ~near).sum() < 0.02 * changed.sum()
+        assert near.float().mean() < 0.35
 
 
 def test_all_motions_stay_mostly_in_view() -> None:

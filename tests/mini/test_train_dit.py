@@ -1,4 +1,5 @@
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,17 @@ from diffusers import WanPipeline
 
 from svoo.mini import train_dit as train_dit_module
 from svoo.mini.build import assemble, make_text_encoder, make_tokenizer, make_transformer, make_vae
-from svoo.mini.train_dit import Batch, Codes, LatentCache, embed, train_dit
+from svoo.mini.scenes import ask_for
+from svoo.mini.train_dit import (
+    THING_WEIGHT,
+    Batch,
+    Clip,
+    Codes,
+    LatentCache,
+    embed,
+    train_dit,
+    weigh,
+)
 
 TINY = Codes("tiny", 3, 2, 5, 16, 32, 2)
 
@@ -25,15 +36,29 @@ def test_captions_are_embedded_as_the_pipeline_does_it() -> None:
 def test_codes_are_cached_by_autoencoder(tmp_path: Path) -> None:
     torch.manual_seed(0)
     vae = make_vae([0.5] * 16, [2.0] * 16)
-    codes, captions = LatentCache(tmp_path, vae).get(TINY, 0)
+    codes, clips = LatentCache(tmp_path, vae).get(TINY, 0)
     assert codes.shape == (3, 16, 2, 2, 4)
-    assert len(captions) == 3
+    assert len(clips) == 3
     again, _ = LatentCache(tmp_path, vae).get(TINY, 0)
     assert torch.equal(codes, again)
     others, _ = LatentCache(tmp_path, vae).get(TINY, 1)
     assert not torch.equal(codes, others)
     LatentCache(tmp_path, make_vae()).get(TINY, 0)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_errors_close_by_a_thing_weigh_more() -> None:
+    scene = ask_for("red", "circle", "right", "a wooden floor", random.Random(0))
+    weights = weigh(Clip(scene, 0), 13, 18, 32)
+    assert weights.shape == (13, 18, 32)
+    assert float(weights.mean()) == pytest.approx(1)
+    low, high = weights.unique().tolist()
+    assert high == pytest.approx((1 + THING_WEIGHT) * low)
+    near = (weights > 1).sum(dim=1).float()  # [frames, columns]
+    places = (near @ torch.arange(32.0) / near.sum(dim=1)).tolist()
+    assert places == sorted(places)
+    later = weigh(Clip(scene, 40), 3, 18, 32)
+    torch.testing.assert_close(later[2] / later.min(), weights[12] / low)
 
 
 def test_training_learns_writes_and_resumes(

@@ -241,6 +241,18 @@ def pose(thing: Thing, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x, y, radius, turn
 
 
+def near_things(scene: Scene, times: Tensor, rows: int, columns: int) -> Tensor:
+    """Say which cells of a grid lie on or close by a thing at each time: bool `[times, rows,
+    columns]`."""
+    y = ((torch.arange(rows) + 0.5) / rows).view(1, rows, 1)
+    x = ((torch.arange(columns) + 0.5) / rows).view(1, 1, columns)
+    near = torch.zeros(len(times), rows, columns, dtype=torch.bool)
+    for thing in scene.things:
+        centre_x, centre_y, radius, _ = pose(thing, times.view(-1, 1, 1))
+        near |= torch.hypot(x - centre_x, y - centre_y) < 1.3 * radius
+    return near
+
+
 def _signed_distance(shape: str, x: Tensor, y: Tensor) -> Tensor:
     """Signed distance to the outline of a shape of radius about 1, negative inside (a bound, not
     exact)."""

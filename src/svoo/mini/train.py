@@ -42,6 +42,9 @@ def dit(
     steps: Steps = 14_000,
     resume: Resume = False,
     threads: Threads = 1,
+    bfloat16: Annotated[
+        bool, typer.Option("--bfloat16", help="Multiply in bfloat16; weights stay float32.")
+    ] = False,
     weights: Weights = WEIGHTS,
     cache: Annotated[Path, typer.Option(help="Where codes of clips are cached.")] = Path(
         "~/.cache/svoo/codes"
@@ -51,7 +54,7 @@ def dit(
     from svoo.mini.train_dit import train_dit
 
     torch.set_num_threads(threads)
-    train_dit(out, weights, cache.expanduser(), steps, resume=resume)
+    train_dit(out, weights, cache.expanduser(), steps, resume=resume, bfloat16=bfloat16)
 
 
 @app.command()
