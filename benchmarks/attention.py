@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from harness import extra_memory, gate, interleave, plot_growth, save
+from harness import allocated_memory, extra_memory, gate, interleave, plot_growth, save
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -188,6 +188,7 @@ def memory(tokens: int) -> dict[str, int]:
         "dense_bytes": extra_memory(dense),
         "blocked_bytes": extra_memory(sparse),
         "svoo_bytes": extra_memory(method),
+        "svoo_tensor_bytes": allocated_memory(method),
         "buffer_bytes": 2 * tokens * 2 * HEAD_SIZE * 4,
         "all_pairs_bytes": tokens * tokens * 4,
     }

@@ -3,10 +3,12 @@ plots."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -64,6 +66,24 @@ def extra_memory(prepare: Callable[[], Call]) -> int:
     result: int = receiver.recv()
     process.join()
     return result
+
+
+def allocated_memory(prepare: Callable[[], Call]) -> int:
+    """Return the most bytes of tensors that a call holds at a moment, as torch's profiler sees
+    it."""
+    call = prepare()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        call()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    changes = sorted(
+        (event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]"
+    )
+    return max(itertools.accumulate(int(change) for _, change in changes))
 
 
 def _status(field: str) -> int:

@@ -24,7 +24,7 @@ from svoo.checks import accumulation_dtype, check_tokens, seeded
 from svoo.errors import BackendUnavailableError, ConfigError, ShapeError
 from svoo.kernels import why_no_kernels
 
-_CHUNK_ELEMENTS = 1 << 21  # scores held at a time
+_CHUNK_ELEMENTS = 1 << 20  # scores held at a time
 _FULL_SIZE_TOKENS = 75_600  # the paper's 720p clip, where it takes 256 and 1024 clusters
 
 
@@ -88,10 +88,10 @@ def co_cluster(
     query_side, key_side = query_centroids, key_centroids
     clusters = None
     for _ in range(iterations):
-        key_labels = _assign(key, _seen_by(key_side, query_side), fused=fused)
+        key_labels = _assign_by_affinity(key, key_side, query_side, fused=fused)
         keys = _gather_up(key, key_labels, key_side, fused=fused)
         key_side = keys.centroids
-        query_labels = _assign(query, _seen_by(query_side, key_side), fused=fused)
+        query_labels = _assign_by_affinity(query, query_side, key_side, fused=fused)
         queries = _gather_up(query, query_labels, query_side, fused=fused)
         query_side = queries.centroids
         clusters = CoClusters(queries, keys)
@@ -208,6 +208,20 @@ def _draw_tokens(tokens: Tensor, count: int, generator: torch.Generator) -> Tens
     return tokens.index_select(2, places.to(tokens.device, non_blocking=True))
 
 
+def _assign_by_affinity(
+    tokens: Tensor, centroids: Tensor, others: Tensor, *, fused: bool
+) -> Tensor:
+    """Return the label `[B, H, N]` of the centroid that `others` see most as they see a token."""
+    labels = _assign(tokens, _seen_by(centroids, others), fused=fused)
+    if others.shape[2] > 1:
+        return labels
+    # A single centroid sees 1, 0 or -1, so most clusters tie, and a matrix product may round
+    # equal columns differently: take the first that is seen alike.
+    seen = _unit_rows(centroids @ others.transpose(2, 3))
+    first = (seen == seen.transpose(2, 3)).int().argmax(dim=-1)
+    return first.gather(2, labels)
+
+
 def _seen_by(centroids: Tensor, others: Tensor) -> Tensor:
     """Return W = norm(C O^T) O, `[B, H, C, D]`: what to multiply a token with to compare
     affinities to `others`."""
@@ -247,11 +261,13 @@ def _assign(tokens: Tensor, weights: Tensor, bias: Tensor | None = None, *, fuse
     labels = torch.empty(pairs, count, dtype=torch.int64, device=tokens.device)
     # On a CPU one head at a time keeps a chunk in cache; a GPU wants them all at once.
     group = 1 if tokens.device.type == "cpu" else pairs
-    chunk = max(64, _CHUNK_ELEMENTS // (clusters * group))
+    chunk = min(count, max(64, _CHUNK_ELEMENTS // (clusters * group)))
+    room = weights.new_empty(group, chunk, clusters)
     for first in range(0, pairs, group):
         head = slice(first, first + group)
         for start in range(0, count, chunk):
-            scores = flat[head, start : start + chunk].to(weights.dtype) @ flat_weights[head]
+            part = flat[head, start : start + chunk].to(weights.dtype)
+            scores = torch.bmm(part, flat_weights[head], out=room[:, : part.shape[1]])
             if flat_bias is not None:
                 scores += flat_bias[head]
             # On a CPU `max` finds the place in two thirds of the time of `argmax`; both take the

@@ -45,6 +45,7 @@ def dit(
     bfloat16: Annotated[
         bool, typer.Option("--bfloat16", help="Multiply in bfloat16; weights stay float32.")
     ] = False,
+    eager: Annotated[bool, typer.Option("--eager", help="Do not compile the blocks.")] = False,
     weights: Weights = WEIGHTS,
     cache: Annotated[Path, typer.Option(help="Where codes of clips are cached.")] = Path(
         "~/.cache/svoo/codes"
@@ -54,7 +55,15 @@ def dit(
     from svoo.mini.train_dit import train_dit
 
     torch.set_num_threads(threads)
-    train_dit(out, weights, cache.expanduser(), steps, resume=resume, bfloat16=bfloat16)
+    train_dit(
+        out,
+        weights,
+        cache.expanduser(),
+        steps,
+        resume=resume,
+        compiled=not eager,
+        bfloat16=bfloat16,
+    )
 
 
 @app.command()

@@ -43,7 +43,7 @@ class Codes:
 HALF = Codes("half", 400, 12, CLIP_FRAMES, 80, 144, 4)
 SHORT = Codes("short", 400, 8, 5, 144, 256, 8)
 FULL = Codes("full", 40, 2, CLIP_FRAMES, 144, 256, 2)
-NEW_FILE_EVERY = 1800
+NEW_FILE_EVERY = 2000
 
 
 @dataclass(frozen=True)
