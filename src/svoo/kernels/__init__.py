@@ -6,13 +6,15 @@ GPU where there is one.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from functools import cache
+from importlib import util
 
 import torch
 from torch import Tensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_HEAD = 128
+find_spec = cache(util.find_spec)  # it looks into folders, and every call asks
 OLDEST = (8, 0)  # the first architecture with bfloat16 and asynchronous copies
 
 
