@@ -1,5 +1,6 @@
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from svoo.mini.train_dit import (
     Batch,
     Clip,
     Codes,
+    Guide,
     LatentCache,
     embed,
     train_dit,
@@ -61,18 +63,37 @@ def test_errors_close_by_a_thing_weigh_more() -> None:
     torch.testing.assert_close(later[2] / later.min(), weights[12] / low)
 
 
+def test_a_guide_that_knows_the_path_has_no_error() -> None:
+    """A block whose state is the thing's place in every frame, through a guess that copies it."""
+    scene = ask_for("red", "circle", "right", "a wooden floor", random.Random(0))
+    two = replace(scene, things=scene.things * 2)
+    clips = [Clip(scene, 0), Clip(two, 0)]
+    places = torch.stack([Guide._places(clip, 13) for clip in clips])
+    assert bool((places[0].diff(dim=0)[:, 0] > 0).all())  # it moves right
+    block = torch.nn.Identity()
+    guide = Guide(block, 2)
+    torch.nn.init.eye_(guide.guess.weight)
+    torch.nn.init.zeros_(guide.guess.bias)
+    state = places.repeat_interleave(6, dim=1)  # six tokens a frame
+    block(state)
+    assert float(guide.error(clips, 13)) == 0
+    state[0] += 1
+    state[1] += 100  # two things: does not count
+    block(state)
+    assert float(guide.error(clips, 13)) == pytest.approx(1)
+
+
 def test_training_learns_writes_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = Batch(TINY, 2, 2, 2.0)
-    monkeypatch.setattr(train_dit_module, "EARLY", (batch,))
-    monkeypatch.setattr(train_dit_module, "LATE", (batch,))
+    monkeypatch.setattr(train_dit_module, "STAGES", ((0.0, (batch,)),))
     monkeypatch.setattr(train_dit_module, "TEXT_LENGTHS", (32,))
     torch.manual_seed(0)
     make_vae().half().save_pretrained(tmp_path / "weights" / "vae")
     where = (tmp_path / "out", tmp_path / "weights", tmp_path / "cache")
-    train_dit(*where, 3, resume=False, compiled=False)
-    train_dit(*where, 26, resume=True, compiled=False)
+    train_dit(*where, 3, resume=False)
+    train_dit(*where, 26, resume=True)
     rows = [json.loads(line) for line in (tmp_path / "out" / "dit.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 25]
     assert rows[1]["tiny2"] < rows[0]["tiny2"]

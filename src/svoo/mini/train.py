@@ -45,7 +45,6 @@ def dit(
     bfloat16: Annotated[
         bool, typer.Option("--bfloat16", help="Multiply in bfloat16; weights stay float32.")
     ] = False,
-    eager: Annotated[bool, typer.Option("--eager", help="Do not compile the blocks.")] = False,
     weights: Weights = WEIGHTS,
     cache: Annotated[Path, typer.Option(help="Where codes of clips are cached.")] = Path(
         "~/.cache/svoo/codes"
@@ -61,7 +60,6 @@ def dit(
         cache.expanduser(),
         steps,
         resume=resume,
-        compiled=not eager,
         bfloat16=bfloat16,
     )
 

@@ -14,13 +14,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from svoo.mini.backgrounds import ASPECT
 from svoo.mini.build import assemble, make_text_encoder, make_tokenizer, make_transformer
-from svoo.mini.scenes import CLIP_FRAMES, Scene, draw_scene, near_things, render
+from svoo.mini.scenes import CLIP_FRAMES, Scene, draw_scene, near_things, pose, render
 from svoo.mini.training import Averaged, Log, cosine_rate, load_resume, save_grid, save_resume
 
 PEAK_RATE = 1e-3
 CAPTION_DROPOUT = 0.1
 THING_WEIGHT = 8.0  # how much more an error close by a thing counts: they fill 8 % of a picture
+GUIDED_BLOCK, GUIDE_WEIGHT = 2, 0.5
+EXTRA_SHIFTS = (1.0, 8.0)  # where a thing is and goes shows at noise levels above 0.9 already
 TEXT_LENGTHS = (32, 32, 32, 32, 32, 32, 32, 128, 512)  # what pipelines pad captions to
 
 
@@ -40,10 +43,11 @@ class Codes:
     encoded_together: int
 
 
-HALF = Codes("half", 400, 12, CLIP_FRAMES, 80, 144, 4)
-SHORT = Codes("short", 400, 8, 5, 144, 256, 8)
+QUARTER = Codes("quarter", 400, 8, CLIP_FRAMES, 40, 72, 8)
+HALF = Codes("half", 400, 4, CLIP_FRAMES, 80, 144, 4)
+SHORT = Codes("short", 400, 4, 5, 144, 256, 8)
 FULL = Codes("full", 40, 2, CLIP_FRAMES, 144, 256, 2)
-NEW_FILE_EVERY = 2000
+NEW_FILE_EVERY = 600
 
 
 @dataclass(frozen=True)
@@ -57,21 +61,30 @@ class Batch:
     shift: float
 
 
-# Small ones teach most for their price: 900 tokens, 2,340 tokens, and 1,152 tokens that cover all
-# positions of a full picture. The last stage sees what the pipeline makes by default.
-EARLY = (
-    Batch(HALF, 8, 5, 2.0),
-    Batch(HALF, 8, 5, 2.0),
-    Batch(HALF, 2, 13, 2.5),
-    Batch(SHORT, 5, 2, 3.0),
+# Stages by the part of the steps where they begin. Whole motions in 585 tokens teach what words
+# mean for the least price; then 900 and 2,340 tokens, and 1,152 that cover all positions of a full
+# picture; at last what the pipeline makes by default.
+STAGES = (
+    (0.0, (Batch(QUARTER, 10, 13, 2.0),)),
+    (
+        0.6,
+        (
+            Batch(QUARTER, 10, 13, 2.0),
+            Batch(HALF, 8, 5, 2.0),
+            Batch(HALF, 3, 13, 2.5),
+            Batch(SHORT, 5, 2, 3.0),
+        ),
+    ),
+    (
+        0.85,
+        (
+            Batch(HALF, 3, 13, 2.5),
+            Batch(SHORT, 5, 2, 3.0),
+            Batch(FULL, 1, 13, 3.0),
+            Batch(FULL, 2, 4, 3.0),
+        ),
+    ),
 )
-LATE = (
-    Batch(HALF, 2, 13, 2.5),
-    Batch(SHORT, 5, 2, 3.0),
-    Batch(FULL, 1, 13, 3.0),
-    Batch(FULL, 2, 4, 3.0),
-)
-LATE_PART = 0.1
 
 
 @dataclass(frozen=True)
@@ -132,16 +145,52 @@ def _draw(codes: Codes, number: int) -> Clip:
     return Clip(draw_scene(chance), chance.randint(0, CLIP_FRAMES - codes.frames))
 
 
-def weigh(clip: Clip, frames: int, rows: int, columns: int) -> Tensor:
-    """Return how much the error of each code `[frames, rows, columns]` counts, 1 on average.
+def code_times(clip: Clip, frames: int, back: int = 0) -> Tensor:
+    """Return the time of the frame that is `back` before the last one of each code frame.
 
     A code frame stands for four frames of the clip, the first for one.
     """
     last = clip.first_frame + 4.0 * torch.arange(frames)
-    spans = [(last - back).clamp(min=clip.first_frame) / (CLIP_FRAMES - 1) for back in (0, 3)]
-    near = torch.stack([near_things(clip.scene, times, rows, columns) for times in spans])
+    return (last - back).clamp(min=clip.first_frame) / (CLIP_FRAMES - 1)
+
+
+def weigh(clip: Clip, frames: int, rows: int, columns: int) -> Tensor:
+    """Return how much the error of each code `[frames, rows, columns]` counts, 1 on average."""
+    ends = (code_times(clip, frames, back) for back in (0, 3))
+    near = torch.stack([near_things(clip.scene, times, rows, columns) for times in ends])
     weights = 1 + THING_WEIGHT * near.any(dim=0)
     return weights / weights.mean()
+
+
+class Guide(nn.Module):
+    """Guesses from a token's state in the middle of the transformer where the thing is in the
+    token's frame; only in training.
+
+    Without it motion words are not learnt: a model that makes nothing of them has no use for
+    knowing which frame a token is in, and one that does not know has no use for motion words.
+    """
+
+    def __init__(self, block: nn.Module, width: int) -> None:
+        """Listen to a block."""
+        super().__init__()
+        self.guess = nn.Linear(width, 2)
+        self._heard: list[Tensor] = []
+        block.register_forward_hook(lambda _block, _inputs, state: self._heard.append(state))
+
+    def error(self, clips: list[Clip], frames: int) -> Tensor:
+        """Return the mean squared error of the guesses in the forward just done, 1 for guessing
+        the middle; clips with two things do not count."""
+        places = torch.stack([self._places(clip, frames) for clip in clips])
+        state = self._heard.pop()
+        guesses = self.guess(state).float().unflatten(1, (frames, -1))
+        counts = torch.tensor([float(len(clip.scene.things) == 1) for clip in clips])
+        errors = (guesses - places.unsqueeze(2)).square().mean(dim=(1, 2, 3))
+        return (counts * errors).sum() / counts.sum().clamp(min=1)
+
+    @staticmethod
+    def _places(clip: Clip, frames: int) -> Tensor:
+        x, y, _, _ = pose(clip.scene.things[0], code_times(clip, frames))
+        return torch.stack(((x - ASPECT / 2) / 0.2, (y - 0.5) / 0.2), dim=-1)
 
 
 def embed(
@@ -162,21 +211,21 @@ def train_dit(
     steps: int,
     *,
     resume: bool,
-    compiled: bool = True,
     bfloat16: bool = False,
     save_every: int = 100,
 ) -> None:
     """Train for `steps` in all; everything is written below `out`, codes below `cache`.
 
-    `compiled` blocks and products in `bfloat16` are faster where the processor has what it takes.
+    Products in `bfloat16` are faster where the processor has them.
     """
     torch.manual_seed(0)
     vae = AutoencoderKLWan.from_pretrained(weights / "vae", dtype=torch.float32).eval()
     latents, tokenizer = LatentCache(cache, vae), make_tokenizer()
     transformer = make_transformer()
-    if compiled:
-        transformer.compile_repeated_blocks(dynamic=True)
-    parts = nn.ModuleDict({"text_encoder": make_text_encoder(), "transformer": transformer})
+    guide = Guide(transformer.blocks[GUIDED_BLOCK], transformer.proj_out.in_features)
+    parts = nn.ModuleDict(
+        {"text_encoder": make_text_encoder(), "transformer": transformer, "guide": guide}
+    )
     averaged = Averaged(parts, 0.999)
     optimiser = torch.optim.AdamW(
         parts.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01
@@ -186,26 +235,25 @@ def train_dit(
         facts = load_resume(out / "resume.safetensors", parts, averaged, optimiser)
         first, seconds = int(facts["step"]), facts["seconds"]
     log = Log(out / "dit.jsonl", seconds)
-    running: dict[Batch, float] = {}
+    running: dict[str, float] = {}
     for step in range(first, steps):
         chance = random.Random(step)
-        batch = chance.choice(LATE if step >= (1 - LATE_PART) * steps else EARLY)
+        batch = chance.choice([batches for part, batches in STAGES if step >= part * steps][-1])
         for group in optimiser.param_groups:
             group["lr"] = min(1.0, (step + 1) / 100) * cosine_rate(step, steps, PEAK_RATE)
         file = chance.randrange(min(batch.codes.files, 1 + step // NEW_FILE_EVERY))
         codes, clips = latents.get(batch.codes, file)
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            loss = _loss(parts, tokenizer, codes, clips, batch, chance)
+            flow, path = _losses(parts, tokenizer, codes, clips, batch, chance)
         optimiser.zero_grad()
-        loss.backward()
+        (flow + GUIDE_WEIGHT * path).backward()
         torch.nn.utils.clip_grad_norm_(parts.parameters(), 1.0)
         optimiser.step()
         averaged.update(parts, step)
-        before = running.get(batch, loss.item())
-        running[batch] = 0.95 * before + 0.05 * loss.item()
+        for name, loss in (f"{batch.codes.name}{batch.frames}", flow), ("path", path):
+            running[name] = 0.95 * running.get(name, loss.item()) + 0.05 * loss.item()
         if step % 25 == 0:
-            shown = {f"{key.codes.name}{key.frames}": value for key, value in running.items()}
-            log.write(step=step, **shown)
+            log.write(step=step, **running)
         if (step + 1) % save_every == 0 or step + 1 == steps:
             facts = {"step": step + 1, "seconds": log.seconds}
             save_resume(out / "resume.safetensors", parts, averaged, optimiser, facts)
@@ -213,22 +261,23 @@ def train_dit(
             _save_samples(averaged, vae, out / "samples" / f"{step + 1:06d}.png")
 
 
-def _loss(
+def _losses(
     parts: nn.ModuleDict,
     tokenizer: PreTrainedTokenizerFast,
     codes: Tensor,
     clips: list[Clip],
     batch: Batch,
     chance: random.Random,
-) -> Tensor:
-    """Return the flow-matching loss of a batch drawn by `chance`."""
+) -> tuple[Tensor, Tensor]:
+    """Return the flow-matching loss of a batch drawn by `chance`, and the guide's error."""
     picked = [chance.randrange(len(codes)) for _ in range(batch.clips)]
     clean = codes[picked, :, : batch.frames].float()
     words = ["" if chance.random() < CAPTION_DROPOUT else clips[n].scene.caption for n in picked]
     generator = torch.Generator().manual_seed(chance.getrandbits(62))
     noise = torch.randn(clean.shape, generator=generator)
     even = torch.sigmoid(torch.randn(batch.clips, generator=generator))
-    sigma = batch.shift * even / (1 + (batch.shift - 1) * even)
+    shift = batch.shift * chance.choice(EXTRA_SHIFTS)
+    sigma = shift * even / (1 + (shift - 1) * even)
     level = sigma.view(-1, 1, 1, 1, 1)
     velocity = parts["transformer"](
         (1 - level) * clean + level * noise,
@@ -239,7 +288,10 @@ def _loss(
         return_dict=False,
     )[0]
     weights = torch.stack([weigh(clips[n], *clean.shape[2:]) for n in picked]).unsqueeze(1)
-    return (weights * (velocity.float() - (noise - clean)).square()).mean()
+    flow = (weights * (velocity.float() - (noise - clean)).square()).mean()
+    guide = parts["guide"]
+    assert isinstance(guide, Guide)
+    return flow, guide.error([clips[n] for n in picked], batch.frames)
 
 
 def _save_samples(averaged: Averaged, vae: AutoencoderKLWan, path: Path) -> None:

@@ -80,6 +80,8 @@ def load_resume(
         names = set(file.keys())
         facts = {key: float(value) for key, value in (file.metadata() or {}).items()}
         for name, value in module.named_parameters():
+            if f"weight/{name}" not in names:  # a part that came later begins anew
+                continue
             value.copy_(file.get_tensor(f"weight/{name}"))
             averaged.values[name].copy_(file.get_tensor(f"averaged/{name}"))
             if f"first/{name}" in names:
