@@ -70,12 +70,15 @@ def extra_memory(prepare: Callable[[], Call]) -> int:
 
 def allocated_memory(prepare: Callable[[], Call]) -> int:
     """Return the most bytes of tensors that a call holds at a moment, as torch's profiler sees
-    it."""
+    it, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     call = prepare()
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
         call()
+    torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(trace))

@@ -3,7 +3,8 @@
 A head's keys and values stand side by side in one buffer in block order. A query block copies the
 rows that it keeps and attends to them in one fused call. The means of compensated blocks are more
 keys in front of them, whose bias is the logarithm of the block's size, or minus infinity for a
-block that is kept. Extra memory: for every thread one head's keys and values, twice.
+block that is kept. Extra memory: for every thread one head's keys and values, and of them once
+more as many as the query block that keeps most of them.
 """
 
 from __future__ import annotations
@@ -82,8 +83,17 @@ class _Room:
     """A worker's own room for the rows that a query block attends to, and their biases."""
 
     def __init__(self, source: Tensor) -> None:
-        self.rows = torch.empty_like(source)
-        self.bias = source.new_zeros(len(source))  # 0 for tokens; the means in front have theirs
+        self._take(0, source)
+
+    def _take(self, rows: int, source: Tensor) -> None:
+        self.rows = source.new_empty(rows, source.shape[1])
+        self.bias = source.new_zeros(rows)  # 0 for tokens; the means in front have theirs
+
+    def fit(self, head: _Head) -> None:
+        """Grow, if need be, to what any of a head's query blocks copies."""
+        if len(self.rows) < head.most_rows:
+            self._take(0, head.source)  # lets go of the old memory first
+            self._take(head.most_rows, head.source)
 
 
 class _Head:
@@ -101,6 +111,8 @@ class _Head:
         # These wait for the device: the sizes of the blocks steer the loop.
         self.counts: list[int] = (self.keep.long() @ self.sizes).tolist()
         query_sizes: list[int] = plan.query_sizes[place].tolist()
+        copied = (self.means + count for count in self.counts if count < self.tokens)
+        self.most_rows = max(copied, default=0)
         self.kept_rows = self._find_kept_rows()
         if plan.query_order is None:
             rows = torch.arange(sum(query_sizes), device=self.sizes.device)
@@ -158,6 +170,7 @@ class _Head:
         if self.counts[block] == self.tokens:
             rows = self.source[self.means :]
         else:
+            room.fit(self)
             kept = self.kept_rows[block]
             rows = room.rows[: len(kept)]
             torch.index_select(self.source, 0, kept, out=rows)

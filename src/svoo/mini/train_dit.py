@@ -67,7 +67,7 @@ class Batch:
 STAGES = (
     (0.0, (Batch(QUARTER, 10, 13, 2.0),)),
     (
-        0.6,
+        0.7,
         (
             Batch(QUARTER, 10, 13, 2.0),
             Batch(HALF, 8, 5, 2.0),
