@@ -44,8 +44,8 @@ class Codes:
 
 
 QUARTER = Codes("quarter", 400, 8, CLIP_FRAMES, 40, 72, 8)
-HALF = Codes("half", 400, 4, CLIP_FRAMES, 80, 144, 4)
-SHORT = Codes("short", 400, 4, 5, 144, 256, 8)
+HALF = Codes("half", 400, 3, CLIP_FRAMES, 80, 144, 4)
+SHORT = Codes("short", 400, 3, 5, 144, 256, 8)
 FULL = Codes("full", 40, 2, CLIP_FRAMES, 144, 256, 2)
 NEW_FILE_EVERY = 600
 
@@ -67,7 +67,7 @@ class Batch:
 STAGES = (
     (0.0, (Batch(QUARTER, 10, 13, 2.0),)),
     (
-        0.7,
+        0.65,
         (
             Batch(QUARTER, 10, 13, 2.0),
             Batch(HALF, 8, 5, 2.0),
