@@ -178,8 +178,8 @@ class Guide(nn.Module):
         block.register_forward_hook(lambda _block, _inputs, state: self._heard.append(state))
 
     def error(self, clips: list[Clip], frames: int) -> Tensor:
-        """Return the mean squared error of the guesses in the forward just done, 1 for guessing
-        the middle; clips with two things do not count."""
+        """Return the mean squared error of the guesses in the forward just done, in fifths of the
+        picture's height; clips with two things do not count."""
         places = torch.stack([self._places(clip, frames) for clip in clips])
         state = self._heard.pop()
         guesses = self.guess(state).float().unflatten(1, (frames, -1))
