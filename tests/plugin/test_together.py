@@ -319,12 +319,15 @@ def peak_bytes(call: Callable[[], object], folder: Path) -> int:
     return max(itertools.accumulate(int(change) for _, change in changes))
 
 
-def test_peak_memory_with_offload_grows_by_no_more_than_the_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("offload", [model_offload, sequential_offload, group_offload])
+def test_peak_memory_with_offload_grows_by_no_more_than_the_state(
+    offload: Callable[[Any], None], tmp_path: Path
+) -> None:
     """On the CPU, with the embedded model at half size: its feed-forward layers make the peak,
     as those of the large models do."""
     pipe = mini.load()
     pipe.set_progress_bar_config(disable=True)
-    model_offload(pipe)
+    offload(pipe)
 
     def generate() -> None:
         pipe(
