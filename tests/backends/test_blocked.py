@@ -122,6 +122,22 @@ def test_workers_agree_with_one_thread_in_every_mode(mode: type) -> None:
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_kept_in_inference_mode_serves_other_modes(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    case = Case(1, 2, 90, 80, 8, 4, 5, seed=5)
+    plan = case.plan(compensate=True)
+    backend = blocked_module.BlockedBackend()
+    try:
+        for mode in torch.inference_mode, torch.no_grad, torch.enable_grad:
+            with mode():
+                query, key, value = (tensor.clone() for tensor in case.tokens())
+                backend.run(query, key, value, plan, scale=8**-0.5, return_lse=False)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.usefixtures("two_threads")
 def test_new_threads_keep_their_setting() -> None:
     case = Case(1, 1, 20, 20, 8, 2, 3, seed=1)

@@ -86,8 +86,9 @@ class _Room:
         self._take(0, source)
 
     def _take(self, rows: int, source: Tensor) -> None:
-        self.rows = source.new_empty(rows, source.shape[1])
-        self.bias = source.new_zeros(rows)  # 0 for tokens; the means in front have theirs
+        with torch.inference_mode(mode=False):  # memory that later calls in any mode may write to
+            self.rows = source.new_empty(rows, source.shape[1])
+            self.bias = source.new_zeros(rows)  # 0 for tokens; the means in front have theirs
 
     def fit(self, head: _Head) -> None:
         """Grow, if need be, to what any of a head's query blocks copies."""
@@ -209,7 +210,8 @@ class _Space:
         self.shape = shape
         pairs = key.shape[0] * key.shape[1]
         rows, size = means + key.shape[2], 2 * key.shape[3]
-        self.sources = [key.new_empty(rows, size) for _ in range(min(workers, pairs))]
+        with torch.inference_mode(mode=False):  # memory that later calls in any mode may write to
+            self.sources = [key.new_empty(rows, size) for _ in range(min(workers, pairs))]
         self.rooms = [_Room(self.sources[0]) for _ in range(workers)]
 
     @property
