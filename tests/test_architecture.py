@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "svoo"
 # Each row may import from the rows above it (and from its own).
 ROWS = (
     ("errors", "catalogue"),
-    ("config", "layout", "checks", "files", "video"),
+    ("config", "layout", "checks", "files", "video", "workers"),
     ("kernels",),
     ("density", "clustering", "selection", "plan", "synthetic"),
     ("profile", "schedule"),

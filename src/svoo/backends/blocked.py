@@ -9,12 +9,10 @@ more as many as the query block that keeps most of them.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from threading import Barrier, Condition, Lock
+from threading import Condition
 
 import torch
 from torch import Tensor
@@ -23,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from svoo.backends.base import Attention
 from svoo.checks import accumulation_dtype
 from svoo.plan import BlockPlan
+from svoo.workers import find_crew
 
 
 class BlockedBackend:
@@ -31,9 +30,8 @@ class BlockedBackend:
     name = "blocked"
 
     def __init__(self) -> None:
-        """Start no threads yet."""
-        self._lock = Lock()
-        self._crews: dict[tuple[int, int], _Crew] = {}
+        """Take no memory yet."""
+        self._spare: list[_Space] = []
 
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:  # noqa: ARG002 (never refuses)
         """Return None: torch is all it needs."""
@@ -41,8 +39,8 @@ class BlockedBackend:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of the buffers that the last calls left."""
-        return sum(crew.spare_bytes for crew in self._crews.values())
+        """Bytes of the buffers that the last call left."""
+        return sum(space.nbytes for space in self._spare)
 
     def run(
         self,
@@ -59,78 +57,105 @@ class BlockedBackend:
         output = torch.empty_like(query)
         lse_dtype = accumulation_dtype(query)
         lse = query.new_empty(batch, heads, tokens, dtype=lse_dtype) if return_lse else None
-        crew = self._crew(query)
-        space = crew.take_space(key, plan)
+        crew = find_crew(torch.get_num_threads() if query.device.type == "cpu" else 1)
+        space = self._take_space(key, plan, crew.size)
         places = [(b, h) for b in range(batch) for h in range(heads)]
-        prepare = partial(_Head, key, value, plan)
-        attend = partial(_attend_block, query, output, lse, scale)
-        crew.run(_Work(places, space.sources, prepare, attend), space.rooms)
-        crew.give_back(space)
+        prepare = partial(_Head, query, key, value, plan, output, lse)
+        attend = partial(_attend_block, scale)
+        crew.run(_Work(places, space.sources, prepare, attend).take_part, space.rooms)
+        if query.device.type == "cpu":
+            self._spare[:] = [space]
         return Attention(output, lse)
 
-    def _crew(self, query: Tensor) -> _Crew:
-        """Return the workers for a call: one a CPU thread, kept from call to call."""
-        size = torch.get_num_threads() if query.device.type == "cpu" else 1
-        with self._lock:
-            # Threads do not survive a fork, hence the process in the key.
-            key = os.getpid(), size
-            if key not in self._crews:
-                self._crews[key] = _Crew(size)
-            return self._crews[key]
+    def _take_space(self, key: Tensor, plan: BlockPlan, workers: int) -> _Space:
+        """Return memory that fits a call: what the last one left, or new.
+
+        It is kept because new pages cost a tenth of a call; only the last call's, and only on the
+        CPU.
+        """
+        means = 0 if plan.compensate is None else plan.keep.shape[3]
+        shape = key.shape, means, workers, key.dtype, key.device
+        try:
+            space = self._spare.pop()
+        except IndexError:  # the first call, or another one runs at the same time
+            space = None
+        if space is None or space.shape != shape:
+            space = _Space(key, means, workers, shape)
+        return space
 
 
 class _Room:
-    """A worker's own room for the rows that a query block attends to, and their biases."""
+    """A worker's own room for the rows `[1, 1, m, 2 D]` that a query block attends to, and their
+    biases `[1, 1, 1, m]`."""
 
-    def __init__(self, source: Tensor) -> None:
+    def __init__(self, source: Tensor, means: int) -> None:
+        self.means = means
         self._take(0, source)
 
-    def _take(self, rows: int, source: Tensor) -> None:
+    def _take(self, size: int, source: Tensor) -> None:
+        self.size = size
         with torch.inference_mode(mode=False):  # memory that later calls in any mode may write to
-            self.rows = source.new_empty(rows, source.shape[1])
-            self.bias = source.new_zeros(rows)  # 0 for tokens; the means in front have theirs
+            self.rows = source.new_empty(1, 1, size, source.shape[3])
+            self.bias = source.new_zeros(1, 1, 1, size)  # 0 for tokens
+        self.mean_bias = self.bias[0, 0, 0, : self.means]
 
-    def fit(self, head: _Head) -> None:
-        """Grow, if need be, to what any of a head's query blocks copies."""
-        if len(self.rows) < head.most_rows:
-            self._take(0, head.source)  # lets go of the old memory first
-            self._take(head.most_rows, head.source)
+    def fit(self, size: int, source: Tensor) -> None:
+        """Grow, if need be, to so many rows of the source."""
+        if self.size < size:
+            self._take(0, source)  # lets go of the old memory first
+            self._take(size, source)
 
 
 class _Head:
-    """One head's keys and values side by side in block order, the block means in front of them."""
+    """One head: its keys and values side by side in block order, the block means in front of
+    them, and what goes into and comes out of its query blocks.
+
+    All tensors have the batch and the head as dimensions of size 1, as the fused call wants them.
+    """
 
     def __init__(
-        self, key: Tensor, value: Tensor, plan: BlockPlan, place: tuple[int, int], source: Tensor
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        plan: BlockPlan,
+        output: Tensor,
+        lse: Tensor | None,
+        place: tuple[int, int],
+        source: Tensor,
     ) -> None:
         """Fill `source` with the head at `place` (batch, head)."""
-        self.place, self.source = place, source
-        self.tokens, self.size = key.shape[2], key.shape[3]
-        self.means = len(source) - self.tokens
+        self.source = source
+        self.tokens = key.shape[2]
+        self.means = source.shape[2] - self.tokens
         self.unfinished = 0  # query blocks still to attend
         self.keep, self.sizes = plan.keep[place], plan.key_sizes[place]
         # These wait for the device: the sizes of the blocks steer the loop.
         self.counts: list[int] = (self.keep.long() @ self.sizes).tolist()
-        query_sizes: list[int] = plan.query_sizes[place].tolist()
+        self.query_sizes: list[int] = plan.query_sizes[place].tolist()
         copied = (self.means + count for count in self.counts if count < self.tokens)
         self.most_rows = max(copied, default=0)
         self.kept_rows = self._find_kept_rows()
         if plan.query_order is None:
-            rows = torch.arange(sum(query_sizes), device=self.sizes.device)
+            rows = torch.arange(sum(self.query_sizes), device=self.sizes.device)
         else:
             rows = plan.query_order[place]
-        self.query_rows: Sequence[Tensor] = rows.split(query_sizes)
-        keys, values = self.source[self.means :].split(self.size, dim=1)
-        for target, tokens in (keys, key[place]), (values, value[place]):
+        self.query_rows: Sequence[Tensor] = rows.split(self.query_sizes)
+        here = tuple(slice(index, index + 1) for index in place)
+        self.query, self.output = query[here], output[here]
+        self.lse = None if lse is None else lse[here]
+        keys, values = source[:, :, self.means :].chunk(2, dim=3)
+        for target, tokens in (keys, key[here]), (values, value[here]):
             if plan.key_order is None:
                 target.copy_(tokens)
             else:
-                torch.index_select(tokens, 0, plan.key_order[place], out=target)
+                torch.index_select(tokens, 2, plan.key_order[place], out=target)
         if plan.compensate is not None:
             self._average()
             enters = plan.compensate[place] & (self.sizes > 0) & ~self.keep
-            logs = self.sizes.to(accumulation_dtype(self.source)).log()
-            self.biases = torch.where(enters, logs, -torch.inf).to(self.source.dtype)
+            logs = self.sizes.to(accumulation_dtype(source)).log()
+            biases = torch.where(enters, logs, -torch.inf).to(source.dtype)
+            self.biases: Sequence[Tensor] = biases.unbind()
 
     def _find_kept_rows(self) -> Sequence[Tensor]:
         """Return for every query block the rows of `source` that it attends to, int32.
@@ -152,55 +177,46 @@ class _Head:
 
     def blocks_by_work(self) -> list[int]:
         """Return the query blocks with tokens, most work first, so that threads end together."""
-        sizes = [len(rows) for rows in self.query_rows]
-        work = [rows * kept for rows, kept in zip(sizes, self.counts, strict=True)]
+        work = [rows * kept for rows, kept in zip(self.query_sizes, self.counts, strict=True)]
         return sorted((b for b, pairs in enumerate(work) if pairs), key=lambda b: -work[b])
 
     def _average(self) -> None:
         """Put the block means in front of the keys and values."""
-        tokens = self.source[self.means :].to(accumulation_dtype(self.source))
+        tokens = self.source[0, 0, self.means :].to(accumulation_dtype(self.source))
         blocks = torch.arange(self.means, device=tokens.device)
         labels = torch.repeat_interleave(blocks, self.sizes, output_size=self.tokens)
         sums = tokens.new_zeros(self.means, tokens.shape[1]).index_add_(0, labels, tokens)
-        self.source[: self.means] = sums / self.sizes.clamp(min=1).unsqueeze(-1)
+        self.source[0, 0, : self.means] = sums / self.sizes.clamp(min=1).unsqueeze(-1)
 
     def gather(self, block: int, room: _Room) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the keys `[m, D]`, values `[m, D]` and bias `[m]` (or None) of one query
-        block."""
-        bias = None
+        """Return the keys and values `[1, 1, m, D]` and the bias `[1, 1, 1, m]` (or None) of one
+        query block."""
         if self.counts[block] == self.tokens:
-            rows = self.source[self.means :]
-        else:
-            room.fit(self)
-            kept = self.kept_rows[block]
-            rows = room.rows[: len(kept)]
-            torch.index_select(self.source, 0, kept, out=rows)
-            if self.means:
-                bias = room.bias[: len(kept)]
-                bias[: self.means] = self.biases[block]
-        return rows[:, : self.size], rows[:, self.size :], bias
+            keys, values = self.source[:, :, self.means :].chunk(2, dim=3)
+            return keys, values, None
+        room.fit(self.most_rows, self.source)
+        count = self.means + self.counts[block]
+        rows = room.rows[:, :, :count]
+        torch.index_select(self.source, 2, self.kept_rows[block], out=rows)
+        keys, values = rows.chunk(2, dim=3)
+        if not self.means:
+            return keys, values, None
+        room.mean_bias.copy_(self.biases[block])
+        return keys, values, room.bias[..., :count]
 
 
-def _attend_block(
-    query: Tensor,
-    output: Tensor,
-    lse: Tensor | None,
-    scale: float,
-    head: _Head,
-    block: int,
-    room: _Room,
-) -> None:
+def _attend_block(scale: float, head: _Head, block: int, room: _Room) -> None:
     """Compute the output rows of one query block.
 
     Few torch calls, because each hands Python's lock to another worker and has to wait for it.
     """
     keys, values, bias = head.gather(block, room)
     rows = head.query_rows[block]
-    queries = query[head.place].index_select(0, rows)
-    part = _attend(queries, keys, values, bias, scale, return_lse=lse is not None)
-    output[head.place].index_copy_(0, rows, part.output)
-    if lse is not None and part.lse is not None:
-        lse[head.place].index_copy_(0, rows, part.lse)
+    queries = head.query.index_select(2, rows)
+    part = _attend(queries, keys, values, bias, scale, return_lse=head.lse is not None)
+    head.output.index_copy_(2, rows, part.output)
+    if head.lse is not None and part.lse is not None:
+        head.lse.index_copy_(2, rows, part.lse)
 
 
 class _Space:
@@ -211,77 +227,13 @@ class _Space:
         pairs = key.shape[0] * key.shape[1]
         rows, size = means + key.shape[2], 2 * key.shape[3]
         with torch.inference_mode(mode=False):  # memory that later calls in any mode may write to
-            self.sources = [key.new_empty(rows, size) for _ in range(min(workers, pairs))]
-        self.rooms = [_Room(self.sources[0]) for _ in range(workers)]
+            self.sources = [key.new_empty(1, 1, rows, size) for _ in range(min(workers, pairs))]
+        self.rooms = [_Room(self.sources[0], means) for _ in range(workers)]
 
     @property
     def nbytes(self) -> int:
         rooms = sum(room.rows.nbytes + room.bias.nbytes for room in self.rooms)
         return rooms + sum(source.nbytes for source in self.sources)
-
-
-class _Crew:
-    """Workers that take tasks in turn, each running torch on one thread of its own.
-
-    A fused call on some 256 queries is too short for threads to share: with a worker a thread the
-    whole takes 0.8 of the time. They and the memory of the last call are kept, because new pages
-    cost a tenth of a call.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._spare: list[_Space] = []
-        self.pool = ThreadPoolExecutor(size - 1, "svoo-blocked") if size > 1 else None
-        if self.pool is not None:
-            together = Barrier(size - 1)
-
-            def begin(_worker: int) -> None:
-                torch.set_num_threads(1)
-                together.wait()  # so that no worker begins twice
-
-            list(self.pool.map(begin, range(size - 1)))
-            # The workers' setting became the default of threads yet to come: put it back.
-            torch.set_num_threads(size)
-
-    def take_space(self, key: Tensor, plan: BlockPlan) -> _Space:
-        """Return memory that fits a call: what the last one left, or new."""
-        means = 0 if plan.compensate is None else plan.keep.shape[3]
-        shape = key.shape, means, key.dtype, key.device
-        try:
-            space = self._spare.pop()
-        except IndexError:  # the first call, or another one runs at the same time
-            space = None
-        if space is None or space.shape != shape:
-            space = _Space(key, means, self.size, shape)
-        return space
-
-    def give_back(self, space: _Space) -> None:
-        """Keep the memory of a call for the next; only the last call's, and only on the CPU."""
-        if space.rooms[0].rows.device.type == "cpu":
-            self._spare[:] = [space]
-
-    @property
-    def spare_bytes(self) -> int:
-        return sum(space.nbytes for space in self._spare)
-
-    def run(self, work: _Work, rooms: list[_Room]) -> None:
-        """Do all of the work, the caller as one of the workers; an error in one is raised here."""
-        inference = torch.is_inference_mode_enabled()
-
-        def take_part(room: _Room) -> None:
-            # Both modes belong to a thread, and a new thread has neither.
-            with torch.inference_mode(inference), torch.no_grad():
-                work.take_part(room)
-
-        others = [self.pool.submit(take_part, room) for room in rooms[1:]] if self.pool else []
-        torch.set_num_threads(1)
-        try:
-            take_part(rooms[0])
-        finally:
-            wait(others)  # whatever happens, nobody works on this call's tensors after it
-            torch.set_num_threads(self.size)
-        for other in others:
-            other.result()
 
 
 class _Work:
@@ -361,16 +313,13 @@ def _attend(
     *,
     return_lse: bool,
 ) -> Attention:
-    """Attend from `[n, D]` to `[m, D]` with one bias a key."""
+    """Attend from `[1, 1, n, D]` to `[1, 1, m, D]` with one bias a key."""
     if not return_lse:
-        mask = None if bias is None else bias.view(1, 1, 1, -1)
-        output = scaled_dot_product_attention(
-            query[None, None], key[None, None], value[None, None], attn_mask=mask, scale=scale
-        )
-        return Attention(output[0, 0], None)
+        output = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+        return Attention(output, None)
     # The public fused call gives no log-sum-exp.
     dtype = accumulation_dtype(query)
-    logits = query.to(dtype) @ key.to(dtype).T * scale
+    logits = query.to(dtype) @ key.to(dtype).mT * scale
     if bias is not None:
         logits += bias
     lse = logits.logsumexp(dim=-1)

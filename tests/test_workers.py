@@ -1,0 +1,49 @@
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, get_ident
+
+import pytest
+import torch
+
+from svoo.workers import find_crew
+
+
+def test_every_worker_takes_part_on_one_torch_thread() -> None:
+    before = torch.get_num_threads()
+    all_here = Barrier(3, timeout=60)
+    seen: dict[str, tuple[int, int, bool]] = {}
+
+    def job(tool: str) -> None:
+        all_here.wait()
+        seen[tool] = get_ident(), torch.get_num_threads(), torch.is_grad_enabled()
+
+    torch.set_num_threads(3)
+    try:
+        find_crew(3).run(job, ["hammer", "saw", "plane"])
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert {threads for _, threads, _ in seen.values()} == {1}
+    assert len({worker for worker, _, _ in seen.values()}) == 3
+    assert seen["hammer"][0] == get_ident()
+    assert not any(grad for _, _, grad in seen.values())
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_workers_are_in_the_mode_of_the_caller(inference: bool) -> None:
+    modes: list[bool] = []
+    with torch.inference_mode(inference):
+        find_crew(2).run(lambda _: modes.append(torch.is_inference_mode_enabled()), [1, 2])
+    assert modes == [inference, inference]
+
+
+def test_crews_are_kept() -> None:
+    assert find_crew(2) is find_crew(2)
+    assert find_crew(2) is not find_crew(1)
+
+
+def test_torch_computes_in_parallel_again_after_its_threads_were_sent_to_sleep() -> None:
+    find_crew(2).run(lambda _: None, [1, 2])
+    large = torch.ones(2_000_000)
+    assert large.exp().sum().isfinite()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: float(large.sum())).result() == 2_000_000
