@@ -273,12 +273,15 @@ def test_a_deep_copy_is_a_plain_pipeline() -> None:
 
 
 def tensors_of(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    """Every tensor that an object holds, modules and their weights left out."""
+    """Every tensor that an object holds, modules and their weights and mere views left out."""
     if id(value) in seen or isinstance(value, torch.nn.Module | diffusers.DiffusionPipeline):
         return
     seen.add(id(value))
     if isinstance(value, torch.Tensor):
-        yield value
+        storage = value.untyped_storage().data_ptr()
+        if storage not in seen:
+            seen.add(storage)
+            yield value
     elif isinstance(value, dict):
         for inner in value.values():
             yield from tensors_of(inner, seen)
