@@ -38,6 +38,21 @@ def test_density_and_mask_of_a_plan_done_by_hand() -> None:
     assert plan.density()[0].tolist() == pytest.approx([11 / 20, 16 / 20])
 
 
+@pytest.mark.parametrize("blocks", [1, 7, 2**15, 2**15 + 1])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int64])
+def test_tokens_of_a_block_stay_in_their_order(blocks: int, dtype: torch.dtype) -> None:
+    chance = torch.Generator().manual_seed(blocks)
+    labels = torch.randint(min(blocks, 2**15), (2, 3, 500), generator=chance).to(dtype)
+    labels[0, 0, 0] = min(blocks, 2**15) - 1
+    keep = torch.ones(2, 3, blocks, 1, dtype=torch.bool)
+    plan = BlockPlan.from_labels(labels, torch.zeros_like(labels), keep)
+    assert plan.query_order is not None
+    for b, h in ((b, h) for b in range(2) for h in range(3)):
+        expected = sorted(range(500), key=labels[b, h].tolist().__getitem__)
+        assert plan.query_order[b, h].tolist() == expected
+        assert plan.query_sizes[b, h].tolist() == labels[b, h].bincount(minlength=blocks).tolist()
+
+
 @given(case=cases(), ordered=st.booleans())
 def test_the_mask_agrees_with_labels_and_density(case: Case, ordered: bool) -> None:
     plan = case.plan(compensate=False, ordered=ordered)

@@ -226,7 +226,12 @@ def _add_text(plan: BlockPlan, layout: VideoLayout) -> BlockPlan:
 def _sort_labels(labels: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
     """Return the stable order that brings labels `[B, H, N]` together, and the block sizes `[B, H,
     blocks]`."""
-    order = labels.sort(dim=-1, stable=True).indices
+    if labels.device.type == "cpu" and blocks <= 2**15:
+        # numpy sorts 16-bit integers digit by digit, in a tenth of the time.
+        narrow = labels.to(torch.int16).numpy()
+        order = torch.from_numpy(narrow.argsort(axis=-1, kind="stable"))
+    else:
+        order = labels.sort(dim=-1, stable=True).indices
     sizes = torch.zeros(*labels.shape[:2], blocks, dtype=torch.int64, device=labels.device)
     return order, sizes.scatter_add_(2, labels.long(), torch.ones_like(labels, dtype=torch.int64))
 

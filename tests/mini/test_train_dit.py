@@ -1,4 +1,5 @@
 import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from diffusers import WanPipeline
 
 from svoo.mini import train_dit as train_dit_module
 from svoo.mini.build import assemble, make_text_encoder, make_tokenizer, make_transformer, make_vae
-from svoo.mini.scenes import ask_for
+from svoo.mini.scenes import SHAPES, ask_for
 from svoo.mini.train_dit import (
     THING_WEIGHT,
     Batch,
@@ -63,9 +64,9 @@ def test_errors_close_by_a_thing_weigh_more() -> None:
     torch.testing.assert_close(later[2] / later.min(), weights[12] / low)
 
 
-def test_a_guide_that_knows_the_path_has_no_error() -> None:
+def test_a_guide_that_knows_the_path_and_the_shape_has_no_error() -> None:
     """A block whose state is the thing's place in every frame, through a guess that copies it."""
-    scene = ask_for("red", "circle", "right", "a wooden floor", random.Random(0))
+    scene = ask_for("red", "square", "right", "a wooden floor", random.Random(0))
     two = replace(scene, things=scene.things * 2)
     clips = [Clip(scene, 0), Clip(two, 0)]
     places = torch.stack([Guide._places(clip, 13) for clip in clips])
@@ -73,14 +74,21 @@ def test_a_guide_that_knows_the_path_has_no_error() -> None:
     block = torch.nn.Identity()
     guide = Guide(block, 2)
     torch.nn.init.eye_(guide.guess.weight)
-    torch.nn.init.zeros_(guide.guess.bias)
+    for parameter in guide.guess.bias, guide.name.weight, guide.name.bias:
+        torch.nn.init.zeros_(parameter)
     state = places.repeat_interleave(6, dim=1)  # six tokens a frame
     block(state)
-    assert guide.error(clips, 13).item() == 0
+    path, shape = guide.errors(clips, 13)
+    assert path.item() == 0
+    assert shape.item() == pytest.approx(math.log(len(SHAPES)))  # it cannot tell them apart
+    with torch.no_grad():
+        guide.name.bias[SHAPES.index("square")] = 100
     state[0] += 1
     state[1] += 100  # two things: does not count
     block(state)
-    assert guide.error(clips, 13).item() == pytest.approx(1)
+    path, shape = guide.errors(clips, 13)
+    assert path.item() == pytest.approx(1)
+    assert shape.item() == pytest.approx(0)
 
 
 def test_training_learns_writes_and_resumes(

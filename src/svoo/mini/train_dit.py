@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from svoo.mini.backgrounds import ASPECT
 from svoo.mini.build import assemble, make_text_encoder, make_tokenizer, make_transformer
-from svoo.mini.scenes import CLIP_FRAMES, Scene, draw_scene, near_things, pose, render
+from svoo.mini.scenes import CLIP_FRAMES, SHAPES, Scene, draw_scene, near_things, pose, render
 from svoo.mini.training import Averaged, Log, cosine_rate, load_resume, save_grid, save_resume
 
 PEAK_RATE = 1e-3
@@ -63,7 +63,7 @@ class Batch:
 
 # Stages by the part of the steps where they begin. Whole motions in 585 tokens teach what words
 # mean for the least price; then 900 and 2,340 tokens, and 1,152 that cover all positions of a full
-# picture; at last what the pipeline makes by default.
+# picture; at last what the pipeline makes by default, and less noise, where shapes show.
 STAGES = (
     (0.0, (Batch(QUARTER, 10, 13, 2.0),)),
     (
@@ -76,10 +76,10 @@ STAGES = (
         ),
     ),
     (
-        0.85,
+        0.82,
         (
             Batch(HALF, 3, 13, 2.5),
-            Batch(SHORT, 5, 2, 3.0),
+            Batch(SHORT, 5, 2, 1.0),
             Batch(FULL, 1, 13, 3.0),
             Batch(FULL, 2, 4, 3.0),
         ),
@@ -164,7 +164,7 @@ def weigh(clip: Clip, frames: int, rows: int, columns: int) -> Tensor:
 
 class Guide(nn.Module):
     """Guesses from a token's state in the middle of the transformer where the thing is in the
-    token's frame; only in training.
+    token's frame, and its shape; only in training.
 
     Without it motion words are not learnt: a model that makes nothing of them has no use for
     knowing which frame a token is in, and one that does not know has no use for motion words.
@@ -174,18 +174,26 @@ class Guide(nn.Module):
         """Listen to a block."""
         super().__init__()
         self.guess = nn.Linear(width, 2)
+        self.name = nn.Linear(width, len(SHAPES))
         self._heard: list[Tensor] = []
         block.register_forward_hook(lambda _block, _inputs, state: self._heard.append(state))
 
-    def error(self, clips: list[Clip], frames: int) -> Tensor:
-        """Return the mean squared error of the guesses in the forward just done, in fifths of the
-        picture's height; clips with two things do not count."""
+    def errors(self, clips: list[Clip], frames: int) -> tuple[Tensor, Tensor]:
+        """Return how wrong the guesses in the forward just done are: the mean squared error of
+        places in fifths of the picture's height, and the cross-entropy of shapes in nats.
+
+        Clips with two things do not count.
+        """
         places = torch.stack([self._places(clip, frames) for clip in clips])
+        shapes = torch.tensor([SHAPES.index(clip.scene.things[0].shape) for clip in clips])
         state = self._heard.pop()
         guesses = self.guess(state).float().unflatten(1, (frames, -1))
+        names = self.name(state).float().log_softmax(dim=-1).mean(dim=1)
         counts = torch.tensor([float(len(clip.scene.things) == 1) for clip in clips])
-        errors = (guesses - places.unsqueeze(2)).square().mean(dim=(1, 2, 3))
-        return (counts * errors).sum() / counts.sum().clamp(min=1)
+        off = (guesses - places.unsqueeze(2)).square().mean(dim=(1, 2, 3))
+        unlikely = -names.gather(1, shapes.unsqueeze(1)).squeeze(1)
+        single = counts.sum().clamp(min=1)
+        return (counts * off).sum() / single, (counts * unlikely).sum() / single
 
     @staticmethod
     def _places(clip: Clip, frames: int) -> Tensor:
@@ -244,13 +252,14 @@ def train_dit(
         file = chance.randrange(min(batch.codes.files, 1 + step // NEW_FILE_EVERY))
         codes, clips = latents.get(batch.codes, file)
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            flow, path = _losses(parts, tokenizer, codes, clips, batch, chance)
+            flow, path, shape = _losses(parts, tokenizer, codes, clips, batch, chance)
         optimiser.zero_grad()
-        (flow + GUIDE_WEIGHT * path).backward()
+        (flow + GUIDE_WEIGHT * (path + shape)).backward()
         torch.nn.utils.clip_grad_norm_(parts.parameters(), 1.0)
         optimiser.step()
         averaged.update(parts, step)
-        for name, loss in (f"{batch.codes.name}{batch.frames}", flow), ("path", path):
+        kind = f"{batch.codes.name}{batch.frames}"
+        for name, loss in (kind, flow), ("path", path), ("shape", shape):
             running[name] = 0.95 * running.get(name, loss.item()) + 0.05 * loss.item()
         if step % 25 == 0:
             log.write(step=step, **running)
@@ -268,8 +277,8 @@ def _losses(
     clips: list[Clip],
     batch: Batch,
     chance: random.Random,
-) -> tuple[Tensor, Tensor]:
-    """Return the flow-matching loss of a batch drawn by `chance`, and the guide's error."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the flow-matching loss of a batch drawn by `chance`, and the guide's errors."""
     picked = [chance.randrange(len(codes)) for _ in range(batch.clips)]
     clean = codes[picked, :, : batch.frames].float()
     words = ["" if chance.random() < CAPTION_DROPOUT else clips[n].scene.caption for n in picked]
@@ -291,7 +300,7 @@ def _losses(
     flow = (weights * (velocity.float() - (noise - clean)).square()).mean()
     guide = parts["guide"]
     assert isinstance(guide, Guide)
-    return flow, guide.error([clips[n] for n in picked], batch.frames)
+    return flow, *guide.errors([clips[n] for n in picked], batch.frames)
 
 
 def _save_samples(averaged: Averaged, vae: AutoencoderKLWan, path: Path) -> None:
