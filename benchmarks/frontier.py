@@ -32,21 +32,26 @@ FIGURES = ("speed_up", "attention_speed_up", "density", "psnr", "ssim")
 
 
 def settings() -> dict[str, SVOOConfig]:
-    """Return the settings to try: one thing at a time around the default mode, then corners."""
-    ours, paper = SVOOConfig.for_model("mini"), SVOOConfig.paper("mini")
-    tried = {"paper": paper, "default": ours}
-    for mass in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
-        tried[f"mass {mass}"] = replace(ours, mass=mass)
-    for every in (1, 2, 4, 8, 20):
-        tried[f"recluster {every}"] = replace(ours, recluster_every=every)
-    for mass in (0.5, 0.7, 0.9):
-        tried[f"mass {mass}, no compensation"] = replace(ours, mass=mass, compensate=False)
-    for warm_up in (0.0, 0.1, 0.2):
-        tried[f"warm-up {warm_up}"] = replace(ours, dense_steps=warm_up)
-    for warm_up, ramp in ((0.0, 0.2), (0.0, 0.4), (0.1, 0.2), (0.05, 0.5)):
-        tried[f"warm-up {warm_up}, ramp {ramp}"] = replace(ours, dense_steps=warm_up, ramp=ramp)
-    tried["branches apart"] = replace(ours, share_branches=False)
-    return tried
+    """Return the settings to try: the paper's, and one or two changes at a time to a centre."""
+    base = replace(
+        SVOOConfig.for_model("mini"),
+        mass=0.5,
+        recluster_every=2,
+        dense_steps=0.1,
+        fineness=4.0,
+    )
+    changes: dict[str, dict[str, Any]] = {"mass 0.5, recluster 2, warm-up 0.1, fineness 4": {}}
+    for mass in (0.3, 0.7, 0.9):
+        changes[f"mass {mass}"] = {"mass": mass}
+    changes["no compensation"] = {"compensate": False}
+    for every in (1, 4, 8, 20):
+        changes[f"recluster {every}"] = {"recluster_every": every}
+    for warm_up, ramp in ((0.0, 0.0), (0.2, 0.0), (0.0, 0.3)):
+        changes[f"warm-up {warm_up}, ramp {ramp}"] = {"dense_steps": warm_up, "ramp": ramp}
+    changes["branches apart"] = {"share_branches": False}
+    changes["fineness 2.5, recluster 1"] = {"fineness": 2.5, "recluster_every": 1}
+    tried = {name: replace(base, **change) for name, change in changes.items()}
+    return {"paper": SVOOConfig.paper("mini"), **tried}
 
 
 def figures_of(trial: Trial, dense: Trial) -> dict[str, float]:
@@ -103,7 +108,9 @@ def main(
                 save(out, name, rows)
                 bar.advance(task)
     summary = summarise(rows)
-    print_table(summary)
+    default = SVOOConfig.for_model("mini")
+    marked = next((key for key, config in settings().items() if config == default), "")
+    print_table(summary, marked)
     draw(summary, out / f"{name}.png")
 
 
@@ -119,11 +126,12 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def print_table(summary: dict[str, dict[str, float]]) -> None:
-    """Print a row for every setting."""
+def print_table(summary: dict[str, dict[str, float]], default: str) -> None:
+    """Print a row for every setting, and say which is the default."""
     table = Table("setting", *FIGURES)
     for name, found in summary.items():
-        table.add_row(name, *(f"{found[figure]:.3f}" for figure in FIGURES))
+        shown = f"{name} (default)" if name == default else name
+        table.add_row(shown, *(f"{found[figure]:.3f}" for figure in FIGURES))
     Console().print(table)
 
 

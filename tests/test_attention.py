@@ -31,7 +31,7 @@ def test_it_is_close_to_dense_where_there_is_structure(backend: str) -> None:
     errors = {}
     for compensate in (False, True):
         config = SVOOConfig(
-            query_clusters=24, key_clusters=48, compensate=compensate, backend=backend
+            mass=0.9, query_clusters=24, key_clusters=48, compensate=compensate, backend=backend
         )
         output = sparse_attention(query, key, value, config)
         errors[compensate] = float((output - dense).norm() / dense.norm())

@@ -225,6 +225,9 @@ def test_default_counts_follow_the_tokens() -> None:
     assert default_clusters(75_600) == default_clusters(118_800) == (256, 1024)
     assert default_clusters(7_488) == (25, 101)
     assert default_clusters(1) == (1, 1)
+    assert default_clusters(7_488, 4) == (101, 406)
+    assert default_clusters(75_600, 0.5) == (128, 512)
+    assert default_clusters(40, 1_000) == (40, 40)  # never more than tokens
 
 
 def test_bad_input() -> None:

@@ -11,6 +11,8 @@ from svoo.errors import ConfigError
     ("setting", "value"),
     [
         ("mass", 0.0),
+        ("fineness", 0.0),
+        ("fineness", math.inf),
         ("mass", 1.01),
         ("mass", math.nan),
         ("theta", -0.1),

@@ -40,6 +40,7 @@ class Model:
     boundary: float | None = None  # noise level where the second expert takes over
     release: ReleaseNumbers | None = None
     call_defaults: dict[str, int] = field(default_factory=dict)
+    tuned: dict[str, float] = field(default_factory=dict)  # default mode, where it was measured
 
     @property
     def stages(self) -> int:
@@ -106,6 +107,7 @@ _MODELS = (
         dense_layers=0,  # one of six would be a sixth of the time
         recluster_every=8,  # of 20 steps
         call_defaults={"max_sequence_length": 32},
+        tuned={"dense_steps": 0.1, "fineness": 4.0},
     ),
     _wan(
         "wan2.1-t2v-1.3b",

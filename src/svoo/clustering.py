@@ -53,11 +53,12 @@ Centroids = tuple[Tensor, Tensor]
 Implementation = Literal["auto", "torch", "triton"]
 
 
-def default_clusters(tokens: int) -> tuple[int, int]:
+def default_clusters(tokens: int, fineness: float = 1.0) -> tuple[int, int]:
     """Return the query and key cluster counts for a number of tokens: 256 and 1024 at 75,600,
-    fewer below."""
-    part = min(1.0, tokens / _FULL_SIZE_TOKENS)
-    return max(1, round(256 * part)), max(1, round(1024 * part))
+    fewer below, times `fineness`."""
+    part = fineness * min(1.0, tokens / _FULL_SIZE_TOKENS)
+    query, key = (min(tokens, max(1, round(count * part))) for count in (256, 1024))
+    return query, key
 
 
 def co_cluster(

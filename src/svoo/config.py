@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from svoo.catalogue import find_model
 from svoo.errors import ConfigError
@@ -21,19 +21,20 @@ class SVOOConfig:
     counts steps (int) or is a fraction of them (float); after them, mass and budgets fall from 1
     to their own values over the fraction `ramp` of the steps; `dense_layers` are the first layers.
     Labels are remade when they are `recluster_every` steps old. A `clusters` count of None follows
-    the number of tokens (256 / 1024 at 75,600). `budget_unit` says what a budget is a fraction of:
-    key tokens; key clusters, rounded up (the paper); key clusters, rounded down (the authors'
-    release); `budget_range` clips budgets before use.
+    the number of tokens (256 / 1024 at 75,600), times `fineness`. `budget_unit` says what a budget
+    is a fraction of: key tokens; key clusters, rounded up (the paper); key clusters, rounded down
+    (the authors' release); `budget_range` clips budgets before use.
     """
 
-    mass: float = 0.9
+    mass: float = 0.5
     theta: float = 0.1
     dense_steps: int | float = 0.2
     ramp: float = 0.0
     dense_layers: int = 1
-    recluster_every: int = 1
+    recluster_every: int = 2
     query_clusters: int | None = None
     key_clusters: int | None = None
+    fineness: float = 1.0
     iterations: int = 2
     clustering: Literal["co", "kmeans"] = "co"
     share_branches: bool = True
@@ -55,6 +56,7 @@ class SVOOConfig:
             _require_count("dense_steps", self.dense_steps, 0)
         _require("ramp", self.ramp, "a fraction in [0, 1]", 0 <= self.ramp <= 1)
         _require_count("dense_layers", self.dense_layers, 0)
+        _require("fineness", self.fineness, "a number above 0", 0 < self.fineness < math.inf)
         _require_count("recluster_every", self.recluster_every, 1)
         _require_count("iterations", self.iterations, 1)
         for name, count in (("query", self.query_clusters), ("key", self.key_clusters)):
@@ -67,9 +69,14 @@ class SVOOConfig:
 
     @classmethod
     def for_model(cls, model: str) -> SVOOConfig:
-        """Return our default mode with the warm-up that a model needs."""
+        """Return our default mode with a model's warm-up and what was tuned on it."""
         known = find_model(model)
-        return cls(dense_steps=known.warm_up, dense_layers=known.dense_layers)
+        settings: dict[str, Any] = {
+            "dense_steps": known.warm_up,
+            "dense_layers": known.dense_layers,
+            **known.tuned,
+        }
+        return cls(**settings)
 
     @classmethod
     def paper(cls, model: str | None = None) -> SVOOConfig:

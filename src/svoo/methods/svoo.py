@@ -106,8 +106,8 @@ def _cluster(
     return cluster(
         query,
         key,
-        config.query_clusters or default_clusters(query.shape[2])[0],
-        config.key_clusters or default_clusters(key.shape[2])[1],
+        config.query_clusters or default_clusters(query.shape[2], config.fineness)[0],
+        config.key_clusters or default_clusters(key.shape[2], config.fineness)[1],
         iterations=config.iterations,
         generator=generator or seeded(config.seed),
         check=False,

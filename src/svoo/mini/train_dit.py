@@ -20,6 +20,7 @@ from svoo.mini.scenes import CLIP_FRAMES, SHAPES, Scene, draw_scene, near_things
 from svoo.mini.training import Averaged, Log, cosine_rate, load_resume, save_grid, save_resume
 
 PEAK_RATE = 1e-3
+AVERAGING = 0.995  # over some 200 steps; more would carry the second stage into the last
 CAPTION_DROPOUT = 0.1
 THING_WEIGHT = 8.0  # how much more an error close by a thing counts: they fill 8 % of a picture
 GUIDED_BLOCK, GUIDE_WEIGHT = 2, 0.5
@@ -234,7 +235,7 @@ def train_dit(
     parts = nn.ModuleDict(
         {"text_encoder": make_text_encoder(), "transformer": transformer, "guide": guide}
     )
-    averaged = Averaged(parts, 0.999)
+    averaged = Averaged(parts, AVERAGING)
     optimiser = torch.optim.AdamW(
         parts.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01
     )
