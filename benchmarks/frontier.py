@@ -41,7 +41,7 @@ def settings() -> dict[str, SVOOConfig]:
         fineness=4.0,
     )
     changes: dict[str, dict[str, Any]] = {"mass 0.5, recluster 2, warm-up 0.1, fineness 4": {}}
-    for mass in (0.3, 0.7, 0.9):
+    for mass in (0.3, 0.7):
         changes[f"mass {mass}"] = {"mass": mass}
     changes["no compensation"] = {"compensate": False}
     for every in (1, 4, 8, 20):
@@ -49,7 +49,11 @@ def settings() -> dict[str, SVOOConfig]:
     for warm_up, ramp in ((0.0, 0.0), (0.2, 0.0), (0.0, 0.3)):
         changes[f"warm-up {warm_up}, ramp {ramp}"] = {"dense_steps": warm_up, "ramp": ramp}
     changes["branches apart"] = {"share_branches": False}
-    changes["fineness 2.5, recluster 1"] = {"fineness": 2.5, "recluster_every": 1}
+    changes["recluster 4, warm-up 0.0, ramp 0.3"] = {
+        "recluster_every": 4,
+        "dense_steps": 0.0,
+        "ramp": 0.3,
+    }
     tried = {name: replace(base, **change) for name, change in changes.items()}
     return {"paper": SVOOConfig.paper("mini"), **tried}
 

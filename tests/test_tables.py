@@ -28,6 +28,8 @@ def test_a_profile_shows_the_mass_asked_for_or_its_last() -> None:
     assert "<tiny & mean>" in text
     assert f"mean {float(profile.density[..., 1].mean()):.3f}; standard deviation" in text
     assert "mass 0.9," in printed(*profile_tables(profile, 0.9))
+    heads = "  ".join(f"{mean:.3f}" for mean in profile.density[:, :, 0, :, 1].mean(dim=(0, 1)))
+    assert heads in text
 
 
 def test_a_profile_equals_itself() -> None:

@@ -27,6 +27,8 @@ _DEMO_COLUMNS = {
     "LPIPS": ("lpips", "{:.4f}"),
 }
 
+FEW_HEADS = 8  # so many fit in a line
+
 
 def demo_table(prompt: str, rows: Iterable[dict[str, Any]]) -> Table:
     """Return the figures of every mode of a demo."""
@@ -51,9 +53,13 @@ def profile_tables(profile: Profile, mass: float | None = None) -> tuple[Table, 
     layers = Table(title=f"required density at mass {mass:g}, {profile.inputs} inputs")
     for name in ("layer", "mean", "min", "max", "std: heads", "inputs", "steps"):
         layers.add_column(name, justify="right")
+    heads = profile.at_mass(mass).mean(dim=(0, 1)) if profile.heads <= FEW_HEADS else None
+    if heads is not None:
+        layers.add_column("its heads")
     for row in layer_rows(profile, mass):
         layer, *figures = vars(row).values()
-        layers.add_row(str(layer), *(f"{figure:.3f}" for figure in figures))
+        means = [] if heads is None else ["  ".join(f"{mean:.3f}" for mean in heads[row.layer])]
+        layers.add_row(str(layer), *(f"{figure:.3f}" for figure in figures), *means)
     found = spread(profile, mass)
     sentence = (
         f"mean {found.mean:.3f}; standard deviation over inputs {found.inputs:.3f}, steps "
