@@ -77,13 +77,13 @@ def main(
     out: Annotated[Path, typer.Option()] = Path("out/benchmarks"),
     prompts: Annotated[int, typer.Option(help="How many of the model's own prompts.")] = 5,
     frames: Annotated[int, typer.Option(help="97 gives about 15,000 tokens.")] = 49,
-    only: Annotated[str, typer.Option(help="Settings whose name holds this.")] = "",
+    only: Annotated[list[str] | None, typer.Option(help="A setting; may be repeated.")] = None,
     name: Annotated[str, typer.Option(help="Name of the JSON.")] = "frontier",
 ) -> None:
     """Run what is not done yet, then print the table and draw the plot."""
     pipe, model = load(), find_model("mini")
     pipe.set_progress_bar_config(disable=True)
-    tried = {key: config for key, config in settings().items() if only in key}
+    tried = {key: config for key, config in settings().items() if not only or key in only}
     path = out / f"{name}.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
     done = {(row["prompt"], row["setting"]) for row in rows}
