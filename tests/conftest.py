@@ -1,4 +1,6 @@
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 # Some virtual machines advertise AMX and do not have it: bfloat16 products would crash.
@@ -7,6 +9,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from svoo.native.library import COMPILERS
 
 # Triton reads this when it is imported: without a GPU its kernels run in its interpreter.
 if not torch.cuda.is_available():
@@ -27,6 +31,8 @@ settings.load_profile("svoo")
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+    if item.get_closest_marker("compiler") and not any(map(shutil.which, COMPILERS)):
+        pytest.skip("needs a C++ compiler")
 
 
 @pytest.fixture(
@@ -39,6 +45,14 @@ def kernel_device(request: pytest.FixtureRequest) -> torch.device:
     if torch.cuda.is_available():
         pytest.skip("Triton's interpreter is for machines without a CUDA device")
     return torch.device("cpu")
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

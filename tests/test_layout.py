@@ -4,7 +4,7 @@ from making import normal
 
 from svoo import VideoLayout
 from svoo.errors import ShapeError
-from svoo.layout import to_heads_first, to_tokens_first
+from svoo.layout import dense_rows, to_heads_first, to_tokens_first
 
 
 def test_text_behind_or_before_the_video() -> None:
@@ -33,3 +33,11 @@ def test_axes_go_there_and_back() -> None:
     x = normal(2, 5, 3, 4)
     assert to_heads_first(x).shape == (2, 3, 5, 4)
     assert torch.equal(to_tokens_first(to_heads_first(x)), x)
+
+
+def test_rows_are_copied_only_if_they_must() -> None:
+    tokens = normal(1, 2, 5, 8)
+    assert dense_rows(tokens.transpose(1, 2)).data_ptr() == tokens.data_ptr()
+    columns = dense_rows(tokens.transpose(2, 3))
+    assert columns.stride(-1) == 1
+    assert torch.equal(columns, tokens.transpose(2, 3))

@@ -14,6 +14,7 @@ so that co-clustering costs what k-means costs: one `N x C x D` product a side.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -23,6 +24,8 @@ from torch import Tensor
 from svoo.checks import accumulation_dtype, check_tokens, seeded
 from svoo.errors import BackendUnavailableError, ConfigError, ShapeError
 from svoo.kernels import why_no_kernels
+from svoo.native import clusters as native
+from svoo.native import why_no_native
 
 _CHUNK_ELEMENTS = 1 << 20  # scores held at a time
 _FULL_SIZE_TOKENS = 75_600  # the paper's 720p clip, where it takes 256 and 1024 clusters
@@ -50,7 +53,7 @@ class CoClusters:
 
 
 Centroids = tuple[Tensor, Tensor]
-Implementation = Literal["auto", "torch", "triton"]
+Implementation = Literal["auto", "triton", "native", "torch"]
 
 
 def default_clusters(tokens: int, fineness: float = 1.0) -> tuple[int, int]:
@@ -79,21 +82,22 @@ def co_cluster(
     query `[B, H, N, D]`, key `[B, H, M, D]`. `initial` gives (query, key) centroids `[B, H, C,
     D]`; else tokens drawn without replacement by `generator` (a fixed seed if None). Ties go to
     the lowest index; a centroid of zero affinity scores 0; an empty cluster keeps its centroid.
-    Never holds `N x C` beyond a chunk. `implementation`: "triton" needs a CUDA device, "auto"
-    takes it where it runs; in bfloat16 or float16 it rounds W too.
+    Never holds `N x C` beyond a chunk. `implementation`: "triton" runs on a CUDA device (where it
+    rounds W too, to bfloat16 or float16), "native" on the CPU, "torch" anywhere; "auto" takes the
+    first that can run.
     """
     query_centroids, key_centroids = _start(
         query, key, query_clusters, key_clusters, iterations, initial, generator, check=check
     )
-    fused = _takes_triton(query, implementation)
+    by = _choose(query, implementation)
     query_side, key_side = query_centroids, key_centroids
     clusters = None
     for _ in range(iterations):
-        key_labels = _assign_by_affinity(key, key_side, query_side, fused=fused)
-        keys = _gather_up(key, key_labels, key_side, fused=fused)
+        key_labels = _assign_by_affinity(key, key_side, query_side, by=by)
+        keys = _gather_up(key, key_labels, key_side, by=by)
         key_side = keys.centroids
-        query_labels = _assign_by_affinity(query, query_side, key_side, fused=fused)
-        queries = _gather_up(query, query_labels, query_side, fused=fused)
+        query_labels = _assign_by_affinity(query, query_side, key_side, by=by)
+        queries = _gather_up(query, query_labels, query_side, by=by)
         query_side = queries.centroids
         clusters = CoClusters(queries, keys)
     assert clusters is not None  # iterations >= 1 was checked
@@ -120,15 +124,15 @@ def k_means(
     centroids = _start(
         query, key, query_clusters, key_clusters, iterations, initial, generator, check=check
     )
-    fused = _takes_triton(query, implementation)
+    by = _choose(query, implementation)
     sides = []
     for tokens, start in zip((query, key), centroids, strict=True):
         centres, side = start, None
         for _ in range(iterations):
             # argmin |x - c|^2 = argmax <x, c> - |c|^2 / 2
             bias = -0.5 * centres.square().sum(dim=-1)
-            labels = _assign(tokens, _centred(centres), bias, fused=fused)
-            side = _gather_up(tokens, labels, centres, fused=fused)
+            labels = _assign(tokens, _centred(centres), bias, by=by)
+            side = _gather_up(tokens, labels, centres, by=by)
             centres = side.centroids
         assert side is not None
         sides.append(side)
@@ -146,22 +150,28 @@ def from_labels(
     ):
         shape = (*tokens.shape[:2], count, tokens.shape[3])
         empty = torch.zeros(shape, dtype=accumulation_dtype(tokens), device=tokens.device)
-        fused = _takes_triton(tokens, "auto")
-        sides.append(_gather_up(tokens, labels.long(), empty, fused=fused))
+        by = _choose(tokens, "auto")
+        sides.append(_gather_up(tokens, labels.long(), empty, by=by))
     return CoClusters(*sides)
 
 
-def _takes_triton(tokens: Tensor, implementation: Implementation) -> bool:
-    """Return whether to run the kernels; asked for by name they run, or there is an error."""
+def _choose(tokens: Tensor, implementation: Implementation) -> Implementation:
+    """Return the implementation to run: never another than the one asked for."""
     if implementation not in get_args(Implementation):
         known = ", ".join(get_args(Implementation))
         raise ConfigError(f"implementation must be one of {known}, got {implementation!r}")
-    if implementation == "torch":
-        return False
-    reason = why_no_kernels(tokens)
-    if reason is not None and implementation == "triton":
-        raise BackendUnavailableError(f"clustering cannot run here:\n  triton: {reason}")
-    return reason is None
+    obstacles: dict[Implementation, Callable[[Tensor], str | None]] = {
+        "triton": why_no_kernels,
+        "native": why_no_native,
+    }
+    for name, why_not in obstacles.items():
+        if implementation in ("auto", name):
+            reason = why_not(tokens)
+            if reason is None:
+                return name
+            if implementation == name:
+                raise BackendUnavailableError(f"clustering cannot run here:\n  {name}: {reason}")
+    return "torch"
 
 
 def _start(
@@ -210,10 +220,10 @@ def _draw_tokens(tokens: Tensor, count: int, generator: torch.Generator) -> Tens
 
 
 def _assign_by_affinity(
-    tokens: Tensor, centroids: Tensor, others: Tensor, *, fused: bool
+    tokens: Tensor, centroids: Tensor, others: Tensor, *, by: Implementation
 ) -> Tensor:
     """Return the label `[B, H, N]` of the centroid that `others` see most as they see a token."""
-    labels = _assign(tokens, _seen_by(centroids, others), fused=fused)
+    labels = _assign(tokens, _seen_by(centroids, others), by=by)
     if others.shape[2] > 1:
         return labels
     # A single centroid sees 1, 0 or -1, so most clusters tie, and a matrix product may round
@@ -246,13 +256,17 @@ def _unit_rows(rows: Tensor) -> Tensor:
     return rows / length.where(length > 0, 1)
 
 
-def _assign(tokens: Tensor, weights: Tensor, bias: Tensor | None = None, *, fused: bool) -> Tensor:
+def _assign(
+    tokens: Tensor, weights: Tensor, bias: Tensor | None = None, *, by: Implementation
+) -> Tensor:
     """Return argmax_j <token, weights_j> + bias_j, `[B, H, N]`, in chunks; the first of equals
     wins."""
-    if fused:
+    if by == "triton":
         from svoo.kernels.assign import assign
 
         return assign(tokens, weights, bias)
+    if by == "native":
+        return native.assign(tokens, weights, bias)
     batch, heads, count, size = tokens.shape
     clusters = weights.shape[2]
     pairs = batch * heads
@@ -277,13 +291,17 @@ def _assign(tokens: Tensor, weights: Tensor, bias: Tensor | None = None, *, fuse
     return labels.view(batch, heads, count)
 
 
-def _gather_up(tokens: Tensor, labels: Tensor, centroids: Tensor, *, fused: bool) -> Clusters:
+def _gather_up(
+    tokens: Tensor, labels: Tensor, centroids: Tensor, *, by: Implementation
+) -> Clusters:
     """Return the clusters that labels make: sizes, and means in the centroids' dtype; empty ones
     keep theirs."""
-    if fused:
+    if by == "triton":
         from svoo.kernels.centroids import gather_up
 
         return Clusters(labels, *gather_up(tokens, labels, centroids))
+    if by == "native":
+        return Clusters(labels, *native.gather_up(tokens, labels, centroids))
     batch, heads, _, size = tokens.shape
     clusters = centroids.shape[2]
     rows = labels + clusters * torch.arange(batch * heads, device=labels.device).view(

@@ -75,3 +75,9 @@ def to_heads_first(x_BNHD: Tensor) -> Tensor:
 def to_tokens_first(x_BHND: Tensor) -> Tensor:
     """Return diffusers' `[B, N, H, D]` from `[B, H, N, D]`, a view."""
     return x_BHND.transpose(1, 2)
+
+
+def dense_rows(tokens: Tensor) -> Tensor:
+    """Return tokens `[..., D]` with each row's numbers side by side; copies only if they are
+    not."""
+    return tokens if tokens.stride(-1) == 1 else tokens.contiguous()

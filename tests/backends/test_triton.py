@@ -63,7 +63,7 @@ def test_auto_never_takes_the_interpreter() -> None:
     case = Case(1, 1, 20, 20, 32, 2, 3, seed=0)
     if not torch.cuda.is_available():
         assert os.environ["TRITON_INTERPRET"] == "1"  # the temptation is there
-    assert resolve("auto", case.tokens()[0], case.plan(compensate=True)).name == "blocked"
+    assert resolve("auto", case.tokens()[0], case.plan(compensate=True)).name != "triton"
     assert BACKENDS[0].name == "triton"
 
 

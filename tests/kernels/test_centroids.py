@@ -19,7 +19,7 @@ def test_it_is_the_torch_form(kernel_device: torch.device, case: Case, dtype: to
         (skewed * (case.query_blocks + 2)).long().to(kernel_device)
     )  # a block or two are empty
     old = normal(case.batch, case.heads, case.query_blocks + 3, case.size).to(kernel_device)
-    expected = _gather_up(tokens, labels, old, fused=False)
+    expected = _gather_up(tokens, labels, old, by="torch")
     means, sizes = gather_up(tokens, labels, old)
     assert torch.equal(sizes, expected.sizes)
     assert means.dtype == torch.float32

@@ -5,7 +5,7 @@ import triton.language as tl
 from making import normal
 from torch import Tensor
 
-from svoo.kernels.launch import Launch, dense_rows, interpreted, multiply, padded
+from svoo.kernels.launch import Launch, interpreted, multiply, padded
 
 
 def test_a_tile_holds_the_head_and_fits_a_tensor_core() -> None:
@@ -18,14 +18,6 @@ def test_a_tile_holds_the_head_and_fits_a_tensor_core() -> None:
         128,
         128,
     ]
-
-
-def test_rows_are_copied_only_if_they_must() -> None:
-    tokens = normal(1, 2, 5, 8)
-    assert dense_rows(tokens.transpose(1, 2)).data_ptr() == tokens.data_ptr()
-    columns = dense_rows(tokens.transpose(2, 3))
-    assert columns.stride(-1) == 1
-    assert torch.equal(columns, tokens.transpose(2, 3))
 
 
 @triton.jit  # type: ignore[untyped-decorator]

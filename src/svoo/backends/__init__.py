@@ -9,6 +9,7 @@ from torch import Tensor
 from svoo.backends.base import Attention, Backend
 from svoo.backends.blocked import BlockedBackend
 from svoo.backends.flashinfer import FlashInferBackend
+from svoo.backends.native import NativeBackend
 from svoo.backends.reference import ReferenceBackend
 from svoo.backends.triton import TritonBackend
 from svoo.checks import check_tokens, default_scale
@@ -20,6 +21,7 @@ __all__ = ["BACKENDS", "Attention", "Backend", "resolve", "run_plan"]
 BACKENDS: tuple[Backend, ...] = (
     TritonBackend(),
     FlashInferBackend(),
+    NativeBackend(),
     BlockedBackend(),
     ReferenceBackend(),
 )

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from svoo.kernels.launch import Launch, dense_rows, interpreted, multiply, padded
+from svoo.kernels.launch import Launch, interpreted, multiply, padded
 from svoo.kernels.tiles import Tile, assignment_tile
+from svoo.layout import dense_rows
 
 
 def assign(

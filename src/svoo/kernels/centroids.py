@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from svoo.kernels.launch import Launch, dense_rows, padded
+from svoo.kernels.launch import Launch, padded
+from svoo.layout import dense_rows
 
 ROWS = 32
 

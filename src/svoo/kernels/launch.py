@@ -49,12 +49,6 @@ def padded(head_size: int) -> int:
     return max(16, 1 << (head_size - 1).bit_length())
 
 
-def dense_rows(tokens: Tensor) -> Tensor:
-    """Return tokens `[..., D]` with each row's numbers side by side; copies only if they are
-    not."""
-    return tokens if tokens.stride(-1) == 1 else tokens.contiguous()
-
-
 @triton.jit
 def multiply(a, b, UPCAST: tl.constexpr):
     """Return the product of two tiles in float32.

@@ -17,9 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from svoo.kernels.centroids import fill_means
-from svoo.kernels.launch import Launch, dense_rows, interpreted, multiply, padded
+from svoo.kernels.launch import Launch, interpreted, multiply, padded
 from svoo.kernels.ranges import PIECE, Kept, Pieces, cut, keep_pieces
 from svoo.kernels.tiles import Tile, architecture_of, attention_tile
+from svoo.layout import dense_rows
 
 _LOWEST = -3.0e38  # below every logit, and unlike minus infinity it can be subtracted from itself
 

@@ -1,0 +1,66 @@
+"""Block-sparse attention on the CPU with our own C++ kernel, compensation included."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from svoo.backends.base import Attention
+from svoo.layout import dense_rows
+from svoo.native import calls, why_no_native
+from svoo.plan import BlockPlan
+
+
+class NativeBackend:
+    """Runs any plan on the CPU, where a C++ compiler is installed.
+
+    Extra memory: the means of compensated blocks, and a few hundred kilobytes for each thread.
+    """
+
+    name = "native"
+    workspace_bytes = 0
+
+    def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:  # noqa: ARG002 (any plan)
+        """Return what the kernel needs and does not have."""
+        return why_no_native(query)
+
+    def run(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        plan: BlockPlan,
+        *,
+        scale: float,
+        return_lse: bool,
+    ) -> Attention:
+        """Attend in one kernel that finds the tokens itself; threads share out the queries."""
+        batch, heads, queries, size = query.shape
+        query, key, value = (dense_rows(tokens) for tokens in (query, key, value))
+        output = torch.empty_like(query)
+        lse = query.new_empty(query.shape[:3], dtype=torch.float32) if return_lse else None
+        means = None
+        if plan.compensate is not None:
+            means = query.new_empty(*plan.key_sizes.shape, 2, size, dtype=torch.float32)
+        indices = [  # held here, because a copy has to live as long as the call
+            None if tensor is None else tensor.long().contiguous()
+            for tensor in (plan.query_order, plan.key_order, plan.query_sizes, plan.key_sizes)
+        ]
+        marks = [
+            None if tensor is None else tensor.contiguous()
+            for tensor in (plan.keep, plan.compensate)
+        ]
+        call = calls.Attention(
+            *(calls.point_to(tokens) for tokens in (query, key, value, output)),
+            *(_address(tensor) for tensor in (lse, means, *indices, *marks)),
+            *(batch, heads, queries, key.shape[2], size, *plan.keep.shape[2:]),
+            scale,
+        )
+        if means is not None:
+            calls.run_kernel("average", query.dtype, call)
+        calls.run_kernel("attend", query.dtype, call)
+        return Attention(output, lse)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

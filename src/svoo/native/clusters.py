@@ -1,0 +1,42 @@
+"""The clustering kernels as functions of tensors, as in `svoo.kernels.assign` and `.centroids`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from svoo.layout import dense_rows
+from svoo.native.calls import Assignment, Centroids, point_to, run_kernel
+
+_ROWS = 8  # the kernel multiplies so many weights at a time
+
+
+def assign(tokens: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return argmax_j <token, weights_j> + bias_j, int64 `[B, H, N]`; the first of equals wins.
+
+    tokens `[B, H, N, D]`; weights `[B, H, C, D]` and bias `[B, H, C]` in float32.
+    """
+    clusters = weights.shape[2]
+    if bias is None:
+        bias = weights.new_zeros(weights.shape[:3])
+    # Weights that fill up the last piece repeat the last one, so that none of them comes first.
+    places = torch.arange(-(-clusters // _ROWS) * _ROWS).clamp(max=clusters - 1)
+    weights, bias = weights.index_select(2, places), bias.index_select(2, places)
+    tokens = dense_rows(tokens)
+    labels = torch.empty(tokens.shape[:3], dtype=torch.int64)
+    pointers = (tensor.data_ptr() for tensor in (weights, bias, labels))
+    call = Assignment(point_to(tokens), *pointers, *tokens.shape, len(places))
+    run_kernel("assign", tokens.dtype, call)
+    return labels
+
+
+def gather_up(tokens: Tensor, labels: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the means of the tokens `[B, H, N, D]` with each label, float32 `[B, H, C, D]`, and
+    their numbers, int64 `[B, H, C]`; an empty cluster keeps its centroid."""
+    tokens, labels = dense_rows(tokens), labels.contiguous()
+    centroids = centroids.clone(memory_format=torch.contiguous_format)
+    sizes = torch.empty(centroids.shape[:3], dtype=torch.int64)
+    pointers = (tensor.data_ptr() for tensor in (labels, centroids, sizes))
+    call = Centroids(point_to(tokens), *pointers, *tokens.shape, centroids.shape[2])
+    run_kernel("gather_up", tokens.dtype, call)
+    return centroids, sizes
