@@ -1,7 +1,7 @@
 """Block-sparse attention against dense SDPA and compiled flex_attention, on the CPU.
 
-    python benchmarks/attention.py --out out/benchmarks            # 4k-32k tokens, density .1-.5,
-    about 10 minutes python benchmarks/attention.py --tokens 8192 --density 0.2     # one point
+    python benchmarks/attention.py --out out/benchmarks         # all points: about 12 minutes
+    python benchmarks/attention.py --tokens 8192 --density 0.2  # one point
 
 `of ideal` is dense seconds x density / sparse seconds: 1 means that only the kept pairs cost
 anything.
@@ -9,12 +9,13 @@ anything.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from harness import allocated_memory, extra_memory, gate, interleave, plot_growth, save
+from harness import Call, allocated_memory, extra_memory, gate, interleave, plot_growth, save
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -28,6 +29,7 @@ from svoo.synthetic import clustered_tokens
 
 HEAD_SIZE = 64
 FLEX_BLOCK = 128
+BACKENDS = ("native", "blocked")
 
 
 def even_plan(
@@ -81,42 +83,39 @@ def compare_backends(
     query, key, value = random_tokens(tokens, heads)
     key_blocks = max(32, default_clusters(tokens)[1])
     plans = {
-        name: even_plan(
+        compensate: even_plan(
             tokens, query_blocks, key_blocks, density, compensate=compensate, heads=heads
         )
-        for name, compensate in (("blocked", False), ("compensated", True))
+        for compensate in (False, True)
     }
     small = 2048  # the gate: the same code at a size that the reference can hold
-    for compensate in (False, True):
-        plan = even_plan(small, 8, 32, density, compensate=compensate, heads=heads)
-        part = query[:, :, :small], key[:, :, :small], value[:, :, :small]
-        exact = run_plan(*part, plan, backend="reference")
-        gate(f"blocked at {small} tokens", run_plan(*part, plan, backend="blocked"), exact, 2e-5)
-    row = interleave(
-        {
-            "dense": lambda: scaled_dot_product_attention(query, key, value),
-            "blocked": lambda: run_plan(query, key, value, plans["blocked"], backend="blocked"),
-            "compensated": lambda: run_plan(
-                query, key, value, plans["compensated"], backend="blocked"
-            ),
-        },
-        repeats,
-    )
-    real = float(plans["blocked"].density().mean())
+    part = query[:, :, :small], key[:, :, :small], value[:, :, :small]
+    calls: dict[str, Call] = {"dense": lambda: scaled_dot_product_attention(query, key, value)}
+    for compensate, plan in plans.items():
+        little = even_plan(small, 8, 32, density, compensate=compensate, heads=heads)
+        exact = run_plan(*part, little, backend="reference")
+        for backend in BACKENDS:
+            gate(backend, run_plan(*part, little, backend=backend), exact, 2e-5)
+            name = f"{backend}_compensated" if compensate else backend
+            calls[name] = partial(run_plan, query, key, value, plan, backend=backend)
+    seconds = interleave(calls, repeats)
+    real = float(plans[False].density().mean())
+    dense = seconds.pop("dense")
     return {
         "tokens": tokens,
         "heads": heads,
         "density": real,
         "query_blocks": query_blocks,
         "key_blocks": key_blocks,
-        **{f"{name}_seconds": seconds for name, seconds in row.items()},
-        "of_ideal": row["dense"] * real / row["blocked"],
-        "of_ideal_compensated": row["dense"] * real / row["compensated"],
+        "dense_seconds": dense,
+        **{f"{name}_seconds": taken for name, taken in seconds.items()},
+        **{f"{name}_of_ideal": dense * real / taken for name, taken in seconds.items()},
     }
 
 
 def compare_flex(tokens: int, density: float, heads: int, repeats: int) -> dict[str, Any]:
-    """Time blocked against compiled flex_attention on equal 128-token blocks, in token order."""
+    """Time both backends against compiled flex_attention on equal 128-token blocks, in token
+    order."""
     query, key, value = random_tokens(tokens, heads)
     blocks = tokens // FLEX_BLOCK
     keep = even_plan(tokens, blocks, blocks, density, compensate=False, heads=heads).keep
@@ -131,13 +130,16 @@ def compare_flex(tokens: int, density: float, heads: int, repeats: int) -> dict[
         assert isinstance(output, Tensor)
         return output
 
-    gate("flex_attention", flex(), run_plan(query, key, value, plan), 2e-5)
-    row = interleave({"flex": flex, "blocked": lambda: run_plan(query, key, value, plan)}, repeats)
+    calls: dict[str, Call] = {"flex": flex}
+    for backend in BACKENDS:
+        gate(backend, run_plan(query, key, value, plan, backend=backend), flex(), 2e-5)
+        calls[backend] = partial(run_plan, query, key, value, plan, backend=backend)
+    seconds = interleave(calls, repeats)
     return {
         "tokens": tokens,
         "density": float(plan.density().mean()),
-        **{f"{name}_seconds": seconds for name, seconds in row.items()},
-        "flex_over_blocked": row["flex"] / row["blocked"],
+        **{f"{name}_seconds": taken for name, taken in seconds.items()},
+        **{f"flex_over_{name}": seconds["flex"] / seconds[name] for name in BACKENDS},
     }
 
 
@@ -173,10 +175,10 @@ def memory(tokens: int) -> dict[str, int]:
         parts = random_tokens(tokens, 1)
         return lambda: scaled_dot_product_attention(*parts)
 
-    def sparse() -> Any:  # noqa: ANN401
+    def sparse(backend: str) -> Any:  # noqa: ANN401
         parts = random_tokens(tokens, 1)
         plan = even_plan(tokens, *default_clusters(tokens), 0.2, compensate=True)
-        return lambda: run_plan(*parts, plan, backend="blocked")
+        return lambda: run_plan(*parts, plan, backend=backend)
 
     def method() -> Any:  # noqa: ANN401
         parts = random_tokens(tokens, 1)
@@ -186,7 +188,7 @@ def memory(tokens: int) -> dict[str, int]:
     return {
         "tokens": tokens,
         "dense_bytes": extra_memory(dense),
-        "blocked_bytes": extra_memory(sparse),
+        **{f"{name}_bytes": extra_memory(partial(sparse, name)) for name in BACKENDS},
         "svoo_bytes": extra_memory(method),
         "svoo_tensor_bytes": allocated_memory(method),
         "buffer_bytes": 2 * tokens * 2 * HEAD_SIZE * 4,
@@ -211,33 +213,32 @@ def main(
     densities = density or [0.1, 0.2, 0.3, 0.5]
     rows = []
     table = Table(
-        title=f"{heads} heads of {HEAD_SIZE}, {query_blocks} query blocks, float32: seconds"
+        title=f"{heads} heads of {HEAD_SIZE}, {query_blocks} query blocks, float32: seconds "
+        "(of ideal)"
     )
-    for name in ("tokens", "density", "dense", "blocked", "of ideal", "compensated", "of ideal"):
-        table.add_column(name, justify="right")
+    columns = [name for backend in BACKENDS for name in (backend, f"{backend}_compensated")]
+    for name in ("tokens", "density", "dense", *columns):
+        table.add_column(name.replace("_", ", "), justify="right")
     for count in counts:
         for wanted in densities:
-            row = compare_backends(count, wanted, query_blocks, heads, repeats)
+            turns = repeats if count < 32_768 else max(3, repeats // 2)
+            row = compare_backends(count, wanted, query_blocks, heads, turns)
             rows.append(row)
-            figures = (
-                "dense_seconds",
-                "blocked_seconds",
-                "of_ideal",
-                "compensated_seconds",
-                "of_ideal_compensated",
+            cells = (
+                f"{row[f'{name}_seconds']:.3f} ({row[f'{name}_of_ideal']:.2f})" for name in columns
             )
             table.add_row(
-                f"{count:,}", f"{row['density']:.3f}", *(f"{row[name]:.3f}" for name in figures)
+                f"{count:,}", f"{row['density']:.3f}", f"{row['dense_seconds']:.3f}", *cells
             )
     console.print(table)
     flex = [
         compare_flex(count, wanted, heads, repeats) for count in counts[:3] for wanted in densities
     ]
     table = Table(title=f"fixed blocks of {FLEX_BLOCK} in token order: seconds")
-    for name in ("tokens", "density", "flex_attention", "blocked", "flex / blocked"):
+    for name in ("tokens", "density", "flex_attention", *(f"flex / {name}" for name in BACKENDS)):
         table.add_column(name, justify="right")
     for row in flex:
-        names = ("density", "flex_seconds", "blocked_seconds", "flex_over_blocked")
+        names = ("density", "flex_seconds", *(f"flex_over_{name}" for name in BACKENDS))
         table.add_row(f"{row['tokens']:,}", *(f"{row[name]:.3f}" for name in names))
     console.print(table)
     whole = [whole_method(count, heads, max(3, repeats // 2)) for count in counts]

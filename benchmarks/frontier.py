@@ -37,23 +37,23 @@ def settings() -> dict[str, SVOOConfig]:
         SVOOConfig.for_model("mini"),
         mass=0.5,
         recluster_every=2,
-        dense_steps=0.1,
+        dense_steps=0.05,
         fineness=4.0,
+        iterations=1,
     )
-    changes: dict[str, dict[str, Any]] = {"mass 0.5, recluster 2, warm-up 0.1, fineness 4": {}}
+    changes: dict[str, dict[str, Any]] = {"centre": {}}
     for mass in (0.3, 0.7):
         changes[f"mass {mass}"] = {"mass": mass}
     changes["no compensation"] = {"compensate": False}
     for every in (1, 4, 8, 20):
         changes[f"recluster {every}"] = {"recluster_every": every}
-    for warm_up, ramp in ((0.0, 0.0), (0.2, 0.0), (0.0, 0.3)):
-        changes[f"warm-up {warm_up}, ramp {ramp}"] = {"dense_steps": warm_up, "ramp": ramp}
+    for warm_up in (0.0, 0.1, 0.2):
+        changes[f"warm-up {warm_up}"] = {"dense_steps": warm_up}
+    changes["warm-up 0.0, ramp 0.3"] = {"dense_steps": 0.0, "ramp": 0.3}
     changes["branches apart"] = {"share_branches": False}
-    changes["recluster 4, warm-up 0.0, ramp 0.3"] = {
-        "recluster_every": 4,
-        "dense_steps": 0.0,
-        "ramp": 0.3,
-    }
+    changes["iterations 2"] = {"iterations": 2}
+    for fineness in (1.0, 2.0, 6.0):
+        changes[f"fineness {fineness:.0f}"] = {"fineness": fineness}
     tried = {name: replace(base, **change) for name, change in changes.items()}
     return {"paper": SVOOConfig.paper("mini"), **tried}
 

@@ -12,16 +12,19 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import torch
 import typer
-from harness import save
+from harness import gate, interleave, save
 from rich.console import Console
 
-from svoo import record_profile
+from svoo import record_profile, required_density
 from svoo.catalogue import find_model
+from svoo.checks import seeded
+from svoo.density import DensityEstimate
 from svoo.inspection import spread
 from svoo.mini import load
 from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs
-from svoo.plugin.recorder import ROWS
+from svoo.plugin.recorder import MASSES, ROWS
 
 
 def main(
@@ -46,6 +49,7 @@ def main(
         recorded.append(time.perf_counter() - start)
         errors.append(spread(profile))
     cost = median(recorded) / median(plain) - 1
+    bins, sorting = time_measuring(rows)
     row = {
         "rows": rows,
         "every": every,
@@ -53,6 +57,8 @@ def main(
         "dense_seconds": median(plain),
         "recording_seconds": median(recorded),
         "cost": cost,
+        "bins_seconds": bins,
+        "sorting_seconds": sorting,
         "error_of_entry": median(found.sampling for found in errors),
         "error_of_head_mean": median(found.sampling_of_mean for found in errors),
     }
@@ -60,9 +66,24 @@ def main(
     Console().print(
         f"a dense run takes {median(plain):.1f} s, recording it {median(recorded):.1f} s "
         f"({cost:+.1%}); standard error of an entry {row['error_of_entry']:.4f}, of a head's mean "
-        f"over {steps} steps {row['error_of_head_mean']:.4f}",
+        f"over {steps} steps {row['error_of_head_mean']:.4f}; counting in bins takes "
+        f"{1e3 * bins:.0f} ms a call where sorting takes {1e3 * sorting:.0f}",
         highlight=False,
     )
+
+
+def time_measuring(rows: int) -> tuple[float, float]:
+    """Return the seconds of a layer's measurement by counting in bins and by sorting."""
+    query, key = (torch.randn(1, 4, 7488, 32, generator=seeded(i)) for i in (0, 1))
+
+    def measure(*, exact: bool) -> DensityEstimate:
+        return required_density(query, key, mass=MASSES, rows=rows, exact=exact)
+
+    gate("counting in bins", measure(exact=False).value, measure(exact=True).value, 1e-2)
+    seconds = interleave(
+        {"bins": lambda: measure(exact=False), "sorting": lambda: measure(exact=True)}, 5
+    )
+    return seconds["bins"], seconds["sorting"]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from svoo import co_cluster, select_blocks
 from svoo.clustering import Clusters, CoClusters
 from svoo.config import BudgetUnit
 from svoo.errors import ConfigError, ShapeError
-from svoo.selection import by_expected_error, coarse_mass
+from svoo.selection import _falling_order, by_expected_error, coarse_mass
 
 
 def keep_by_definition(
@@ -202,3 +202,17 @@ def test_a_token_budget_is_never_exceeded_above_theta() -> None:
     assert bool((kept[:, 0] <= 100).all())
     assert bool((kept[:, 1] <= 200).all())
     assert bool((kept[:, 1] > 170).all())  # and nearly used up
+
+
+@given(
+    scores=st.lists(
+        st.one_of(st.floats(width=32, allow_nan=False), st.sampled_from((0.0, -0.0, -1.0, 0.25))),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_the_order_of_scores_is_torchs_stable_one(scores: list[float]) -> None:
+    ranking = torch.tensor(scores).expand(2, 3, -1)
+    expected = ranking.argsort(dim=-1, descending=True, stable=True)
+    assert torch.equal(_falling_order(ranking), expected)
+    assert torch.equal(_falling_order(ranking.double()), expected)

@@ -142,7 +142,7 @@ def profile(
         Path | None, typer.Option(help="Folder of first frames, in the order of their names.")
     ] = None,
     inputs: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = None,
-    rows: Annotated[str, typer.Option(help="Query rows to sample of each head, or all.")] = "512",
+    rows: Annotated[str, typer.Option(help="Query rows to sample of each head, or all.")] = "256",
     masses: Annotated[str, typer.Option(help="Masses, with commas.")] = "0.5,0.6,0.7,0.8,0.9,0.95",
     every: Annotated[int, typer.Option(help="Measure every so many steps.")] = 1,
     branch: Annotated[str, typer.Option(help="cond or both.")] = "cond",

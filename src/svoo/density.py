@@ -46,9 +46,9 @@ def required_density(
     all rows, and the error is 0. Rows go in chunks: no `[N, M]` matrix is held. All masses cost
     one pass. Mass 1 takes every key.
 
-    `exact=False` counts logits in bins of width `BIN_WIDTH` instead of sorting them, some twenty
-    times as fast: a row's count is then that of a mass whose odds are within a factor
-    exp(BIN_WIDTH) of those asked for (0.95 may become 0.9485 to 0.9515).
+    `exact=False` counts logits in bins of width `BIN_WIDTH` instead of sorting them
+    (`benchmarks/profiling.py` says how much faster): a row's count is then that of a mass whose
+    odds are within a factor exp(BIN_WIDTH) of those asked for (0.95 may become 0.9485 to 0.9515).
     """
     masses = [mass] if isinstance(mass, float | int) else list(mass)
     check_mass(*masses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,7 +90,7 @@ def select_blocks(
     coarse = coarse_mass(clusters, scale=factor)
     sizes = clusters.key.sizes.unsqueeze(2)
     ranking = score(clusters, coarse, factor).masked_fill(sizes == 0, -1.0)
-    order = ranking.argsort(dim=-1, descending=True, stable=True)
+    order = _falling_order(ranking)
     non_empty = (sizes > 0).sum(dim=-1)  # [B, H, 1]
     if mass < 1:
         reached = coarse.gather(-1, order).cumsum(dim=-1)
@@ -105,6 +106,20 @@ def select_blocks(
     return torch.zeros_like(order, dtype=torch.bool).scatter_(
         -1, order, ranks < count.unsqueeze(-1)
     )
+
+
+def _falling_order(ranking: Tensor) -> Tensor:
+    """Return the order of falling scores along the last axis; equal ones stay in their order."""
+    blocks = ranking.shape[-1]
+    if ranking.device.type != "cpu" or ranking.dtype != torch.float32 or blocks > 2**16:
+        return ranking.argsort(dim=-1, descending=True, stable=True)
+    # numpy sorts whole numbers with vector instructions, so let one hold both a score's bits,
+    # which as an integer rank as the score does once those of negative ones are turned around,
+    # and its place.
+    bits = (ranking + 0.0).view(torch.int32)  # + 0.0: minus zero is zero
+    rank = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()
+    places = torch.arange(blocks)
+    return torch.from_numpy(np.sort((places - (rank << 16)).numpy(), axis=-1)) & 0xFFFF
 
 
 def _allowed(budget: Tensor, sizes: Tensor, order: Tensor, unit: BudgetUnit) -> Tensor:

@@ -151,7 +151,7 @@ def test_bad_requests(pipe: Any) -> None:
             Measuring(**exactly(**changes))
     with pytest.raises(ConfigError, match="there are no inputs"):
         record_profile(pipe, [], **SIZES)
-    with pytest.raises(ShapeError, match=f"between 1 and the {TOKENS} query tokens, got 512"):
+    with pytest.raises(ShapeError, match=f"between 1 and the {TOKENS} query tokens, got 256"):
         record_profile(pipe, PROMPTS, **SIZES)
 
 

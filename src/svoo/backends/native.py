@@ -41,7 +41,7 @@ class NativeBackend:
         lse = query.new_empty(query.shape[:3], dtype=torch.float32) if return_lse else None
         means = None
         if plan.compensate is not None:
-            means = query.new_empty(*plan.key_sizes.shape, 2, size, dtype=torch.float32)
+            means = query.new_empty(*plan.key_sizes.shape, 2 * size + 1, dtype=torch.float32)
         indices = [  # held here, because a copy has to live as long as the call
             None if tensor is None else tensor.long().contiguous()
             for tensor in (plan.query_order, plan.key_order, plan.query_sizes, plan.key_sizes)

@@ -27,7 +27,8 @@ constexpr int LANES = 4, WIDTH = 3, ROWS = 4;
 constexpr int TILE = WIDTH * LANES;     // queries that are multiplied with a row together
 constexpr int TILES = 4;
 constexpr int SEGMENT = TILES * TILE;   // queries that share a copy of the kept rows
-constexpr int CHUNK = 64;               // rows copied at a time
+constexpr int AHEAD = 8;                // rows
+constexpr int CHUNK = 128;              // rows copied at a time
 constexpr float LOG2_E = 1.44269504f;
 constexpr float LOWEST = -3.0e38f;      // below every logit, yet it can be subtracted from itself
 
@@ -55,7 +56,7 @@ struct Tokens {  // [batch, heads, tokens, size]; strides in numbers, the last o
 struct Attention {
     Tokens query, key, value, output;
     float *lse;                              // [batch, heads, queries], or null
-    float *means;                            // [batch, heads, key blocks, 2, size], or null
+    float *means;                            // [batch, heads, key blocks, 2 * size + 1], or null: log of size
     const int64_t *query_order, *key_order;  // [batch, heads, tokens], or null
     const int64_t *query_sizes, *key_sizes;  // [batch, heads, blocks]
     const uint8_t *keep;                     // [batch, heads, query blocks, key blocks]
@@ -185,13 +186,22 @@ public:
 
     // See the rows that were added since the last time.
     void attend() {
+        for (int row = count; row % ROWS; row++) {  // rows that fill up the last piece
+            memset(keys + row * padded, 0, size * sizeof *keys);
+            bias[row] = LOWEST;
+        }
         for_tiles([this](auto used, int tile) { attend_tile<used.value>(tile); });
         count = 0;
     }
 
-    float output(int q, int64_t d) const {
-        return ((const float *)outputs)[place(q, d)] / ((const float *)totals)[q];
+    // Divide by the sums of weights; no more rows can come.
+    void end() {
+        for (int v = 0; v < vectors; v++)
+            for (int64_t d = 0; d < size; d++)
+                outputs[(v / WIDTH * padded + d) * WIDTH + v % WIDTH] /= totals[v];
     }
+
+    float output(int q, int64_t d) const { return ((const float *)outputs)[place(q, d)]; }
 
     float lse(int q) const {
         return (((const float *)largest)[q] + std::log2(((const float *)totals)[q])) / LOG2_E;
@@ -240,32 +250,33 @@ private:
     template <int USED>
     void attend_tile(int tile) {
         const Vector *own = queries + tile * padded * WIDTH;
-        for (int row = 0; row < count; row += ROWS) {  // rows past the end are not read again
+        Vector top[USED], total[USED], factor[USED];
+        for (int v = 0; v < USED; v++) top[v] = largest[tile * WIDTH + v];
+        for (int row = 0; row < count; row += ROWS) {
             Vector sums[ROWS][USED];
             for (int r = 0; r < ROWS; r++)
                 for (int v = 0; v < USED; v++) sums[r][v] = all(bias[row + r]);
             multiply<USED>(sums, keys + row * padded, padded, own, size);
             for (int r = 0; r < ROWS; r++)
-                for (int v = 0; v < USED; v++) weights[(row + r) * WIDTH + v] = sums[r][v];
+                for (int v = 0; v < USED; v++) {
+                    weights[(row + r) * WIDTH + v] = sums[r][v];
+                    top[v] = sums[r][v] > top[v] ? sums[r][v] : top[v];
+                }
         }
 
-        Vector factor[USED];  // what the new largest logit makes of the sums so far
-        for (int v = 0; v < USED; v++) {
-            const int place = tile * WIDTH + v;
-            Vector top = largest[place];
-            for (int row = 0; row < count; row++) {
-                const Vector logit = weights[row * WIDTH + v];
-                top = logit > top ? logit : top;
-            }
-            factor[v] = power_of_two(largest[place] - top);
-            Vector total = totals[place] * factor[v];
-            for (int row = 0; row < count; row++) {
-                const Vector weight = power_of_two(weights[row * WIDTH + v] - top);
+        for (int v = 0; v < USED; v++) {  // what a new largest logit makes of the sums so far
+            factor[v] = power_of_two(largest[tile * WIDTH + v] - top[v]);
+            total[v] = totals[tile * WIDTH + v] * factor[v];
+        }
+        for (int row = 0; row < count; row++)
+            for (int v = 0; v < USED; v++) {
+                const Vector weight = power_of_two(weights[row * WIDTH + v] - top[v]);
                 weights[row * WIDTH + v] = weight;
-                total += weight;
+                total[v] += weight;
             }
-            largest[place] = top;
-            totals[place] = total;
+        for (int v = 0; v < USED; v++) {
+            largest[tile * WIDTH + v] = top[v];
+            totals[tile * WIDTH + v] = total[v];
         }
 
         Vector *sum = outputs + tile * padded * WIDTH;
@@ -312,7 +323,7 @@ template <typename Number>
 void average_block(const Attention &call, int64_t pair, int64_t block, int64_t start) {
     const int64_t b = pair / call.heads, h = pair % call.heads, size = call.size;
     const int64_t place = pair * call.key_blocks + block, rows = call.key_sizes[place];
-    float *mean = call.means + place * 2 * size;
+    float *mean = call.means + place * (2 * size + 1);
     memset(mean, 0, 2 * size * sizeof *mean);
     for (int64_t row = start; row < start + rows; row++) {
         const int64_t token = call.key_order ? call.key_order[pair * call.keys + row] : row;
@@ -322,6 +333,7 @@ void average_block(const Attention &call, int64_t pair, int64_t block, int64_t s
         for (int64_t d = 0; d < size; d++) mean[size + d] += to_float(value[d]);
     }
     for (int64_t d = 0; d < 2 * size; d++) mean[d] /= rows ? rows : 1;
+    mean[2 * size] = std::log2(float(rows));
 }
 
 template <typename Number>
@@ -342,7 +354,7 @@ void average(Attention &call) {
 // `count` queries of a block, the first of which is number `first` in block order.
 template <typename Number>
 void attend_segment(
-    const Attention &call, Segment &segment, int64_t pair, int64_t block, int64_t first, int count
+    const Attention &call, Segment &segment, int64_t *rows, int64_t pair, int64_t block, int64_t first, int count
 ) {
     const int64_t b = pair / call.heads, h = pair % call.heads;
     const auto query_token = [&](int q) {
@@ -351,24 +363,40 @@ void attend_segment(
     segment.begin(count, float(call.scale * LOG2_E), [&](int q) {
         return call.query.row<const Number>(b, h, query_token(q));
     });
+    // The rows to attend to: tokens, or the means of blocks, counted down from -1.
     const uint8_t *keep = call.keep + (pair * call.query_blocks + block) * call.key_blocks;
-    int64_t start = 0;
+    int64_t start = 0, kept = 0;
     for (int64_t j = 0; j < call.key_blocks; j++) {
-        const int64_t place = pair * call.key_blocks + j, rows = call.key_sizes[place];
+        const int64_t place = pair * call.key_blocks + j, size = call.key_sizes[place];
         if (keep[j]) {
-            for (int64_t row = start; row < start + rows; row++) {
-                const int64_t token = call.key_order ? call.key_order[pair * call.keys + row] : row;
-                segment.add(
-                    call.key.row<Number>(b, h, token), call.value.row<Number>(b, h, token), 0
-                );
-            }
-        } else if (rows && call.compensate && call.compensate[place]) {
-            const float *mean = call.means + place * 2 * call.size;
-            segment.add(mean, mean + call.size, std::log2(float(rows)));
+            const int64_t *order = call.key_order ? call.key_order + pair * call.keys : nullptr;
+            for (int64_t i = start; i < start + size; i++) rows[kept++] = order ? order[i] : i;
+        } else if (size && call.compensate && call.compensate[place]) {
+            rows[kept++] = -1 - j;
         }
-        start += rows;
+        start += size;
+    }
+    for (int64_t i = 0; i < kept; i++) {
+        if (i + AHEAD < kept && rows[i + AHEAD] >= 0) {
+            const Number *key = call.key.row<Number>(b, h, rows[i + AHEAD]);
+            const Number *value = call.value.row<Number>(b, h, rows[i + AHEAD]);
+            for (int64_t d = 0; d < call.size; d += 64 / sizeof(Number)) {
+                __builtin_prefetch(key + d);
+                __builtin_prefetch(value + d);
+            }
+        }
+        if (rows[i] >= 0) {
+            segment.add(
+                call.key.row<Number>(b, h, rows[i]), call.value.row<Number>(b, h, rows[i]), 0
+            );
+        } else {
+            const int64_t j = -1 - rows[i], place = pair * call.key_blocks + j;
+            const float *mean = call.means + place * (2 * call.size + 1);
+            segment.add(mean, mean + call.size, mean[2 * call.size]);
+        }
     }
     segment.attend();
+    segment.end();
     for (int q = 0; q < count; q++) {
         const int64_t token = query_token(q);
         Number *row = call.output.row<Number>(b, h, token);
@@ -380,7 +408,8 @@ void attend_segment(
 template <typename Number>
 bool attend(Attention &call) {
     Segment segment(call.size);
-    if (!segment.has_memory()) return false;
+    auto *rows = static_cast<int64_t *>(malloc((call.keys + call.key_blocks) * sizeof(int64_t)));
+    if (!segment.has_memory() || !rows) return free(rows), false;
     const int64_t blocks = call.batch * call.heads * call.query_blocks;
     int64_t start = 0, seen = 0;  // queries of the head, segments of all: those before the block
     int64_t next = call.next_segment++;
@@ -391,11 +420,12 @@ bool attend(Attention &call) {
         for (; next < seen + segments; next = call.next_segment++) {
             const int64_t offset = (next - seen) * SEGMENT, rest = size - offset;
             const int count = int(rest < SEGMENT ? rest : SEGMENT);
-            attend_segment<Number>(call, segment, pair, place, start + offset, count);
+            attend_segment<Number>(call, segment, rows, pair, place, start + offset, count);
         }
         seen += segments;
         start += size;
     }
+    free(rows);
     return true;
 }
 

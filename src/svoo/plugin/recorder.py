@@ -25,7 +25,7 @@ from svoo.plugin.handle import Handle, apply, recognise
 from svoo.profile import Profile
 
 MASSES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-ROWS = 512
+ROWS = 256
 _SIZES = {  # the pipelines' words and the profile's
     "width": "width",
     "height": "height",
