@@ -37,7 +37,7 @@ def settings() -> dict[str, SVOOConfig]:
         SVOOConfig.for_model("mini"),
         mass=0.5,
         recluster_every=2,
-        dense_steps=0.05,
+        dense_steps=0.1,
         fineness=4.0,
         iterations=1,
     )
@@ -47,12 +47,12 @@ def settings() -> dict[str, SVOOConfig]:
     changes["no compensation"] = {"compensate": False}
     for every in (1, 4, 8, 20):
         changes[f"recluster {every}"] = {"recluster_every": every}
-    for warm_up in (0.0, 0.1, 0.2):
+    for warm_up in (0.0, 0.2):
         changes[f"warm-up {warm_up}"] = {"dense_steps": warm_up}
     changes["warm-up 0.0, ramp 0.3"] = {"dense_steps": 0.0, "ramp": 0.3}
     changes["branches apart"] = {"share_branches": False}
     changes["iterations 2"] = {"iterations": 2}
-    for fineness in (1.0, 2.0, 6.0):
+    for fineness in (2.0, 6.0):
         changes[f"fineness {fineness:.0f}"] = {"fineness": fineness}
     tried = {name: replace(base, **change) for name, change in changes.items()}
     return {"paper": SVOOConfig.paper("mini"), **tried}

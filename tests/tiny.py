@@ -248,6 +248,13 @@ def _wan_5b() -> WanPipeline:
     )  # fmt: skip
 
 
+def _wan_5b_image() -> WanImageToVideoPipeline:
+    return WanImageToVideoPipeline(
+        **_wan_text(), vae=_wan_vae(), transformer=wan_transformer(), scheduler=_wan_scheduler(),
+        expand_timesteps=True,
+    )  # fmt: skip
+
+
 def _wan_vace() -> WanVACEPipeline:
     transformer = WanVACETransformer3DModel(
         patch_size=(1, 2, 2), num_attention_heads=HEADS, attention_head_dim=HEAD_SIZE,
@@ -354,6 +361,7 @@ PIPELINES: dict[str, Callable[[], Any]] = {
 }
 WIDER: dict[str, Callable[[], Any]] = {
     "wan2.2-ti2v-5b": _wan_5b,
+    "wan2.2-ti2v-5b-image": _wan_5b_image,
     "wan-vace": _wan_vace,
     "skyreels-v2": _skyreels,
     "hunyuanvideo-1.5": _hunyuan15,

@@ -107,7 +107,7 @@ _MODELS = (
         dense_layers=0,  # one of six would be a sixth of the time
         recluster_every=8,  # of 20 steps
         call_defaults={"max_sequence_length": 32},
-        tuned={"dense_steps": 0.05, "fineness": 4.0, "iterations": 1},
+        tuned={"dense_steps": 0.1, "fineness": 4.0, "iterations": 1},
     ),
     _wan(
         "wan2.1-t2v-1.3b",
@@ -149,7 +149,7 @@ _MODELS = (
 
 # Reached by the same seam and tested with tiny random weights; nobody has published settings.
 SEAM_TESTED = {
-    "Wan2.2 TI2V 5B": "WanPipeline",
+    "Wan2.2 TI2V 5B": "WanPipeline, WanImageToVideoPipeline",
     "Wan VACE": "WanVACEPipeline",
     "SkyReels-V2": "SkyReelsV2Pipeline",
     "HunyuanVideo-1.5": "HunyuanVideo15Pipeline",

@@ -2,6 +2,7 @@ import ctypes
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -57,11 +58,10 @@ def test_another_default_dtype_changes_nothing() -> None:
 
 
 def test_a_thread_without_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Kernel:
-        def __call__(self, _call: object) -> bool:
-            return False
+    def attend(pointer: Any) -> None:
+        pointer._obj.failures += 1
 
-    monkeypatch.setattr(calls, "load_library", lambda: SimpleNamespace(attend_float32=Kernel()))
+    monkeypatch.setattr(calls, "load_library", lambda: SimpleNamespace(attend_float32=attend))
     case = Case(1, 1, 20, 20, 8, 2, 3, seed=0)
     with pytest.raises(MemoryError, match="native kernel 'attend'"):
         run_plan(*case.tokens(), case.plan(compensate=False), backend="native")

@@ -31,7 +31,8 @@ def _numbers(*names: str) -> tuple[tuple[str, type], ...]:
     return tuple((name, ctypes.c_int64) for name in names)
 
 
-# As in kernels.cpp. The last numbers of each count the pieces of work that were taken.
+# As in kernels.cpp. The last numbers of each count the pieces of work that were taken, and the
+# threads that had no memory.
 
 
 class Attention(ctypes.Structure):
@@ -43,7 +44,7 @@ class Attention(ctypes.Structure):
         *_pointers("keep", "compensate"),
         *_numbers("batch", "heads", "queries", "keys", "size", "query_blocks", "key_blocks"),
         ("scale", ctypes.c_double),
-        *_numbers("next_mean", "next_segment"),
+        *_numbers("next_mean", "next_segment", "failures"),
     )
 
 
@@ -54,7 +55,7 @@ class Assignment(ctypes.Structure):
         ("tokens", Tokens),
         *_pointers("weights", "bias", "labels"),
         *_numbers("batch", "heads", "count", "size", "clusters"),
-        *_numbers("next_segment"),
+        *_numbers("next_segment", "failures"),
     )
 
 
@@ -65,7 +66,7 @@ class Centroids(ctypes.Structure):
         ("tokens", Tokens),
         *_pointers("labels", "centroids", "sizes"),
         *_numbers("batch", "heads", "count", "size", "clusters"),
-        *_numbers("next_head"),
+        *_numbers("next_head", "failures"),
     )
 
 
@@ -75,13 +76,9 @@ def point_to(tokens: Tensor) -> Tokens:
 
 
 def run_kernel(name: str, dtype: torch.dtype, call: ctypes.Structure) -> None:
-    """Let all workers call a kernel; each takes pieces of the work until none is left."""
+    """Let all threads run a kernel; each takes pieces of the work until none is left."""
     kernel = getattr(load_library(), f"{name}_{DTYPES[dtype]}")
-    kernel.restype = ctypes.c_bool
-
-    def take_part(_worker: int) -> None:
-        if not kernel(ctypes.byref(call)):
-            raise MemoryError(f"no memory for a thread of the native kernel {name!r}")
-
     crew = find_crew(torch.get_num_threads())
-    crew.run(take_part, range(crew.size))
+    crew.run(lambda _worker: kernel(ctypes.byref(call)), range(crew.size))
+    if call.failures:
+        raise MemoryError(f"no memory for a thread of the native kernel {name!r}")

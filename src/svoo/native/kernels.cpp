@@ -6,13 +6,16 @@
 // and a softmax or an arg-max never looks across a vector. Kept rows are copied a chunk at a time,
 // and all queries of a segment see a chunk before the next one is copied.
 //
-// Every entry point is called by all workers at once; each takes pieces of work until none is left.
+// Every entry point is called by all threads at once; each takes pieces of work until none is left,
+// and one that finds no memory counts itself in `failures`.
 
 #include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <new>
 
 namespace {
 
@@ -27,8 +30,8 @@ constexpr int LANES = 4, WIDTH = 3, ROWS = 4;
 constexpr int TILE = WIDTH * LANES;     // queries that are multiplied with a row together
 constexpr int TILES = 4;
 constexpr int SEGMENT = TILES * TILE;   // queries that share a copy of the kept rows
-constexpr int AHEAD = 8;                // rows
 constexpr int CHUNK = 128;              // rows copied at a time
+constexpr int AHEAD = 8;                // rows that memory is asked for before they are copied
 constexpr float LOG2_E = 1.44269504f;
 constexpr float LOWEST = -3.0e38f;      // below every logit, yet it can be subtracted from itself
 
@@ -56,14 +59,14 @@ struct Tokens {  // [batch, heads, tokens, size]; strides in numbers, the last o
 struct Attention {
     Tokens query, key, value, output;
     float *lse;                              // [batch, heads, queries], or null
-    float *means;                            // [batch, heads, key blocks, 2 * size + 1], or null: log of size
+    float *means;  // [batch, heads, key blocks, 2 * size + 1], or null: key, value, log2 of size
     const int64_t *query_order, *key_order;  // [batch, heads, tokens], or null
     const int64_t *query_sizes, *key_sizes;  // [batch, heads, blocks]
     const uint8_t *keep;                     // [batch, heads, query blocks, key blocks]
     const uint8_t *compensate;               // [batch, heads, key blocks], or null
     int64_t batch, heads, queries, keys, size, query_blocks, key_blocks;
     double scale;
-    std::atomic<int64_t> next_mean, next_segment;
+    std::atomic<int64_t> next_mean, next_segment, failures;
 };
 
 struct Assignment {
@@ -72,7 +75,7 @@ struct Assignment {
     const float *bias;     // [batch, heads, clusters]
     int64_t *labels;       // [batch, heads, tokens]
     int64_t batch, heads, count, size, clusters;  // clusters: a multiple of 8
-    std::atomic<int64_t> next_segment;
+    std::atomic<int64_t> next_segment, failures;
 };
 
 struct Centroids {
@@ -81,7 +84,7 @@ struct Centroids {
     float *centroids;       // [batch, heads, clusters, size]: old ones become new ones
     int64_t *sizes;         // [batch, heads, clusters]
     int64_t batch, heads, count, size, clusters;
-    std::atomic<int64_t> next_head;
+    std::atomic<int64_t> next_head, failures;
 };
 
 inline float to_float(float number) { return number; }
@@ -129,10 +132,11 @@ inline void multiply(
 ) {
     for (int64_t d = 0; d < size; d++)
         for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < USED; v++) sums[r][v] += rows[r * stride + d] * queries[d * WIDTH + v];
+            for (int v = 0; v < USED; v++)
+                sums[r][v] += rows[r * stride + d] * queries[d * WIDTH + v];
 }
 
-// What one worker needs for a segment. Rows of `keys` and `values` are `padded` numbers apart.
+// What one thread needs for a segment. Rows of `keys` and `values` are `padded` numbers apart.
 class Segment {
 public:
     explicit Segment(int64_t size) : size(size), padded((size + ROWS - 1) / ROWS * ROWS) {
@@ -174,28 +178,19 @@ public:
         }
     }
 
-    // Let the queries attend to one more row, whose logits get a bias (in powers of two).
+    // Let the queries attend to one more row; its logits, in powers of two, get a bias.
     template <typename Number>
     void add(const Number *key, const Number *value, float row_bias) {
         float *own_keys = keys + count * padded, *own_values = values + count * padded;
         for (int64_t d = 0; d < size; d++) own_keys[d] = to_float(key[d]);
         for (int64_t d = 0; d < size; d++) own_values[d] = to_float(value[d]);
         bias[count] = row_bias;
-        if (++count == CHUNK) attend();
+        if (++count == CHUNK) attend_chunk();
     }
 
-    // See the rows that were added since the last time.
-    void attend() {
-        for (int row = count; row % ROWS; row++) {  // rows that fill up the last piece
-            memset(keys + row * padded, 0, size * sizeof *keys);
-            bias[row] = LOWEST;
-        }
-        for_tiles([this](auto used, int tile) { attend_tile<used.value>(tile); });
-        count = 0;
-    }
-
-    // Divide by the sums of weights; no more rows can come.
-    void end() {
+    // No more rows come: make outputs of the sums.
+    void finish() {
+        attend_chunk();
         for (int v = 0; v < vectors; v++)
             for (int64_t d = 0; d < size; d++)
                 outputs[(v / WIDTH * padded + d) * WIDTH + v % WIDTH] /= totals[v];
@@ -234,6 +229,15 @@ private:
     };
 
     int64_t place(int q, int64_t d) const { return (q / TILE * padded + d) * TILE + q % TILE; }
+
+    void attend_chunk() {
+        for (int row = count; row % ROWS; row++) {  // rows that fill up the last piece
+            memset(keys + row * padded, 0, size * sizeof *keys);
+            bias[row] = LOWEST;
+        }
+        for_tiles([this](auto used, int tile) { attend_tile<used.value>(tile); });
+        count = 0;
+    }
 
     // Call `work` with each tile, and how many of its vectors are in use as a constant.
     template <typename Work>
@@ -351,65 +355,72 @@ void average(Attention &call) {
     }
 }
 
+// Write what a query block attends to, and return how many rows that is: key tokens, and for the
+// mean of key block j the number -1 - j.
+int64_t find_rows(const Attention &call, int64_t pair, int64_t block, int64_t *rows) {
+    const uint8_t *keep = call.keep + (pair * call.query_blocks + block) * call.key_blocks;
+    const int64_t *order = call.key_order ? call.key_order + pair * call.keys : nullptr;
+    int64_t start = 0, found = 0;
+    for (int64_t j = 0; j < call.key_blocks; j++) {
+        const int64_t place = pair * call.key_blocks + j, size = call.key_sizes[place];
+        if (keep[j])
+            for (int64_t i = start; i < start + size; i++) rows[found++] = order ? order[i] : i;
+        else if (size && call.compensate && call.compensate[place])
+            rows[found++] = -1 - j;
+        start += size;
+    }
+    return found;
+}
+
 // `count` queries of a block, the first of which is number `first` in block order.
 template <typename Number>
 void attend_segment(
-    const Attention &call, Segment &segment, int64_t *rows, int64_t pair, int64_t block, int64_t first, int count
+    const Attention &call, Segment &segment, int64_t *rows, int64_t pair, int64_t block,
+    int64_t first, int count
 ) {
-    const int64_t b = pair / call.heads, h = pair % call.heads;
+    const int64_t b = pair / call.heads, h = pair % call.heads, size = call.size;
     const auto query_token = [&](int q) {
         return call.query_order ? call.query_order[pair * call.queries + first + q] : first + q;
     };
     segment.begin(count, float(call.scale * LOG2_E), [&](int q) {
         return call.query.row<const Number>(b, h, query_token(q));
     });
-    // The rows to attend to: tokens, or the means of blocks, counted down from -1.
-    const uint8_t *keep = call.keep + (pair * call.query_blocks + block) * call.key_blocks;
-    int64_t start = 0, kept = 0;
-    for (int64_t j = 0; j < call.key_blocks; j++) {
-        const int64_t place = pair * call.key_blocks + j, size = call.key_sizes[place];
-        if (keep[j]) {
-            const int64_t *order = call.key_order ? call.key_order + pair * call.keys : nullptr;
-            for (int64_t i = start; i < start + size; i++) rows[kept++] = order ? order[i] : i;
-        } else if (size && call.compensate && call.compensate[place]) {
-            rows[kept++] = -1 - j;
-        }
-        start += size;
-    }
-    for (int64_t i = 0; i < kept; i++) {
-        if (i + AHEAD < kept && rows[i + AHEAD] >= 0) {
+    const int64_t found = find_rows(call, pair, block, rows);
+    for (int64_t i = 0; i < found; i++) {
+        if (i + AHEAD < found && rows[i + AHEAD] >= 0) {
             const Number *key = call.key.row<Number>(b, h, rows[i + AHEAD]);
             const Number *value = call.value.row<Number>(b, h, rows[i + AHEAD]);
-            for (int64_t d = 0; d < call.size; d += 64 / sizeof(Number)) {
+            for (int64_t d = 0; d < size; d += 64 / sizeof(Number)) {
                 __builtin_prefetch(key + d);
                 __builtin_prefetch(value + d);
             }
         }
         if (rows[i] >= 0) {
-            segment.add(
-                call.key.row<Number>(b, h, rows[i]), call.value.row<Number>(b, h, rows[i]), 0
-            );
+            const Number *key = call.key.row<Number>(b, h, rows[i]);
+            segment.add(key, call.value.row<Number>(b, h, rows[i]), 0);
         } else {
-            const int64_t j = -1 - rows[i], place = pair * call.key_blocks + j;
-            const float *mean = call.means + place * (2 * call.size + 1);
-            segment.add(mean, mean + call.size, mean[2 * call.size]);
+            const int64_t place = pair * call.key_blocks - 1 - rows[i];
+            const float *mean = call.means + place * (2 * size + 1);
+            segment.add(mean, mean + size, mean[2 * size]);
         }
     }
-    segment.attend();
-    segment.end();
+    segment.finish();
     for (int q = 0; q < count; q++) {
         const int64_t token = query_token(q);
         Number *row = call.output.row<Number>(b, h, token);
-        for (int64_t d = 0; d < call.size; d++) store(segment.output(q, d), row + d);
+        for (int64_t d = 0; d < size; d++) store(segment.output(q, d), row + d);
         if (call.lse) call.lse[pair * call.queries + token] = segment.lse(q);
     }
 }
 
 template <typename Number>
-bool attend(Attention &call) {
+void attend(Attention &call) {
     Segment segment(call.size);
-    auto *rows = static_cast<int64_t *>(malloc((call.keys + call.key_blocks) * sizeof(int64_t)));
-    if (!segment.has_memory() || !rows) return free(rows), false;
+    const std::unique_ptr<int64_t[]> rows(new (std::nothrow) int64_t[call.keys + call.key_blocks]);
+    if (!segment.has_memory() || !rows) {
+        call.failures++;
+        return;
+    }
     const int64_t blocks = call.batch * call.heads * call.query_blocks;
     int64_t start = 0, seen = 0;  // queries of the head, segments of all: those before the block
     int64_t next = call.next_segment++;
@@ -420,19 +431,20 @@ bool attend(Attention &call) {
         for (; next < seen + segments; next = call.next_segment++) {
             const int64_t offset = (next - seen) * SEGMENT, rest = size - offset;
             const int count = int(rest < SEGMENT ? rest : SEGMENT);
-            attend_segment<Number>(call, segment, rows, pair, place, start + offset, count);
+            attend_segment<Number>(call, segment, rows.get(), pair, place, start + offset, count);
         }
         seen += segments;
         start += size;
     }
-    free(rows);
-    return true;
 }
 
 template <typename Number>
-bool assign(Assignment &call) {
+void assign(Assignment &call) {
     Segment segment(call.size);
-    if (!segment.has_memory()) return false;
+    if (!segment.has_memory()) {
+        call.failures++;
+        return;
+    }
     const int64_t segments = (call.count + SEGMENT - 1) / SEGMENT;  // of a head
     const int64_t all_segments = call.batch * call.heads * segments;
     for (int64_t next; (next = call.next_segment++) < all_segments;) {
@@ -444,17 +456,19 @@ bool assign(Assignment &call) {
         });
         segment.assign(call, pair, count, call.labels + pair * call.count + first);
     }
-    return true;
 }
 
 template <typename Number>
-bool gather_up(Centroids &call) {
+void gather_up(Centroids &call) {
     const int64_t heads = call.batch * call.heads, size = call.size;
-    auto *sums = static_cast<float *>(malloc(call.clusters * size * sizeof(float)));
-    if (!sums) return false;
+    const std::unique_ptr<float[]> sums(new (std::nothrow) float[call.clusters * size]);
+    if (!sums) {
+        call.failures++;
+        return;
+    }
     for (int64_t pair; (pair = call.next_head++) < heads;) {
         int64_t *sizes = call.sizes + pair * call.clusters;
-        memset(sums, 0, call.clusters * size * sizeof *sums);
+        memset(sums.get(), 0, call.clusters * size * sizeof(float));
         memset(sizes, 0, call.clusters * sizeof *sizes);
         for (int64_t token = 0; token < call.count; token++) {
             const int64_t label = call.labels[pair * call.count + token];
@@ -470,20 +484,17 @@ bool gather_up(Centroids &call) {
                 centroid[d] = sums[cluster * size + d] / sizes[cluster];
         }
     }
-    free(sums);
-    return true;
 }
 
 }  // namespace
 
-// False: there was no memory.
 extern "C" {
-bool average_float32(Attention *call) { return average<float>(*call), true; }
-bool average_bfloat16(Attention *call) { return average<BFloat16>(*call), true; }
-bool attend_float32(Attention *call) { return attend<float>(*call); }
-bool attend_bfloat16(Attention *call) { return attend<BFloat16>(*call); }
-bool assign_float32(Assignment *call) { return assign<float>(*call); }
-bool assign_bfloat16(Assignment *call) { return assign<BFloat16>(*call); }
-bool gather_up_float32(Centroids *call) { return gather_up<float>(*call); }
-bool gather_up_bfloat16(Centroids *call) { return gather_up<BFloat16>(*call); }
+void average_float32(Attention *call) { average<float>(*call); }
+void average_bfloat16(Attention *call) { average<BFloat16>(*call); }
+void attend_float32(Attention *call) { attend<float>(*call); }
+void attend_bfloat16(Attention *call) { attend<BFloat16>(*call); }
+void assign_float32(Assignment *call) { assign<float>(*call); }
+void assign_bfloat16(Assignment *call) { assign<BFloat16>(*call); }
+void gather_up_float32(Centroids *call) { gather_up<float>(*call); }
+void gather_up_bfloat16(Centroids *call) { gather_up<BFloat16>(*call); }
 }
