@@ -35,7 +35,7 @@ def settings() -> dict[str, SVOOConfig]:
     """Return the settings to try: the paper's, and one or two changes at a time to a centre."""
     base = replace(
         SVOOConfig.for_model("mini"),
-        mass=0.5,
+        mass=0.45,
         recluster_every=2,
         dense_steps=0.1,
         fineness=4.0,
