@@ -29,7 +29,7 @@ from svoo.synthetic import clustered_tokens
 
 HEAD_SIZE = 64
 FLEX_BLOCK = 128
-BACKENDS = ("native", "blocked")
+BACKENDS = ("cpp", "blocked")
 
 
 def even_plan(
@@ -62,7 +62,7 @@ def random_tokens(tokens: int, heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def flex_mask(keep: Tensor, tokens: int) -> BlockMask:
-    """Return the flex_attention mask of fixed 128-token blocks for keep `[1, 1, Cq, Ck]`."""
+    """Return the flex_attention mask of fixed 128-token blocks for keep `[1, H, Cq, Ck]`."""
     counts = keep.sum(dim=-1).int()
     places = keep.int().argsort(dim=-1, descending=True, stable=True).int()
     empty = torch.zeros_like(counts)

@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "svoo"
 ROWS = (
     ("errors", "catalogue"),
     ("config", "layout", "checks", "files", "video", "workers"),
-    ("kernels", "native"),
+    ("kernels", "cpp"),
     ("density", "clustering", "selection", "plan", "synthetic"),
     ("profile", "schedule"),
     ("backends", "methods"),

@@ -1,8 +1,8 @@
 import torch
 
 from svoo.backends import BACKENDS
+from svoo.cpp.library import why_no_library
 from svoo.doctor import CALLS, examine
-from svoo.native.library import why_no_library
 
 
 def test_every_backend_and_package_has_a_line() -> None:
@@ -23,6 +23,6 @@ def test_the_ladder_is_told_in_order_with_reasons() -> None:
     assert texts["blocked"] == texts["reference"] == "runs here"
     assert texts["auto"].count(" for ") == len(CALLS)
     if not torch.cuda.is_available():
-        on_the_cpu = "blocked" if why_no_library() else "native"
+        on_the_cpu = "blocked" if why_no_library() else "cpp"
         assert texts["triton"] == "needs a CUDA tensor, got cpu"
         assert f"{on_the_cpu} for bfloat16, head size 128, compensated;" in texts["auto"]

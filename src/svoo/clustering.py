@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from svoo.checks import accumulation_dtype, check_tokens, seeded
+from svoo.cpp import clusters as cpp
+from svoo.cpp import why_no_cpp
 from svoo.errors import BackendUnavailableError, ConfigError, ShapeError
 from svoo.kernels import why_no_kernels
-from svoo.native import clusters as native
-from svoo.native import why_no_native
 
 _CHUNK_ELEMENTS = 1 << 20  # scores held at a time
 _FULL_SIZE_TOKENS = 75_600  # the paper's 720p clip, where it takes 256 and 1024 clusters
@@ -53,7 +53,7 @@ class CoClusters:
 
 
 Centroids = tuple[Tensor, Tensor]
-Implementation = Literal["auto", "triton", "native", "torch"]
+Implementation = Literal["auto", "triton", "cpp", "torch"]
 
 
 def default_clusters(tokens: int, fineness: float = 1.0) -> tuple[int, int]:
@@ -83,7 +83,7 @@ def co_cluster(
     D]`; else tokens drawn without replacement by `generator` (a fixed seed if None). Ties go to
     the lowest index; a centroid of zero affinity scores 0; an empty cluster keeps its centroid.
     Never holds `N x C` beyond a chunk. `implementation`: "triton" runs on a CUDA device (where it
-    rounds W too, to bfloat16 or float16), "native" on the CPU, "torch" anywhere; "auto" takes the
+    rounds W too, to bfloat16 or float16), "cpp" on the CPU, "torch" anywhere; "auto" takes the
     first that can run.
     """
     query_centroids, key_centroids = _start(
@@ -162,7 +162,7 @@ def _choose(tokens: Tensor, implementation: Implementation) -> Implementation:
         raise ConfigError(f"implementation must be one of {known}, got {implementation!r}")
     obstacles: dict[Implementation, Callable[[Tensor], str | None]] = {
         "triton": why_no_kernels,
-        "native": why_no_native,
+        "cpp": why_no_cpp,
     }
     for name, why_not in obstacles.items():
         if implementation in ("auto", name):
@@ -265,8 +265,8 @@ def _assign(
         from svoo.kernels.assign import assign
 
         return assign(tokens, weights, bias)
-    if by == "native":
-        return native.assign(tokens, weights, bias)
+    if by == "cpp":
+        return cpp.assign(tokens, weights, bias)
     batch, heads, count, size = tokens.shape
     clusters = weights.shape[2]
     pairs = batch * heads
@@ -300,8 +300,8 @@ def _gather_up(
         from svoo.kernels.centroids import gather_up
 
         return Clusters(labels, *gather_up(tokens, labels, centroids))
-    if by == "native":
-        return Clusters(labels, *native.gather_up(tokens, labels, centroids))
+    if by == "cpp":
+        return Clusters(labels, *cpp.gather_up(tokens, labels, centroids))
     batch, heads, _, size = tokens.shape
     clusters = centroids.shape[2]
     rows = labels + clusters * torch.arange(batch * heads, device=labels.device).view(

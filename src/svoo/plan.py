@@ -139,6 +139,8 @@ class BlockPlan:
                 raise PlanError(
                     f"{name} must be {list(shape)} to go with keep, got {list(tensor.shape)}"
                 )
+        if self.compensate is not None and self.compensate.dtype != torch.bool:
+            raise PlanError(f"compensate must be bool, got {self.compensate.dtype}")
         for name, order in (("query_order", self.query_order), ("key_order", self.key_order)):
             if order is not None and (order.ndim != 3 or order.shape[:2] != (batch, heads)):
                 raise PlanError(

@@ -116,9 +116,10 @@ def _falling_order(ranking: Tensor) -> Tensor:
     # numpy sorts whole numbers with vector instructions, so let one hold both a score's bits,
     # which as an integer rank as the score does once those of negative ones are turned around,
     # and its place.
-    bits = (ranking + 0.0).view(torch.int32)  # + 0.0: minus zero is zero
+    ranking = ranking.nan_to_num(torch.inf, torch.inf, -torch.inf) + 0.0  # minus zero is zero
+    bits = ranking.view(torch.int32)
     rank = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()
-    places = torch.arange(blocks)
+    places = torch.arange(blocks, device=ranking.device)
     return torch.from_numpy(np.sort((places - (rank << 16)).numpy(), axis=-1)) & 0xFFFF
 
 

@@ -1,11 +1,11 @@
-"""Threads that share out torch work by themselves, each running torch on one thread."""
+"""Threads that share out work by themselves, each running torch on one thread."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from threading import Barrier, Lock
 from typing import TypeVar
@@ -54,10 +54,19 @@ class Crew:
         try:
             take_part(tools[0])
         finally:
-            wait(others)  # whatever happens, nobody works on this call's tensors after it
+            _wait_for(others)
             torch.set_num_threads(self.size)
         for other in others:
             other.result()
+
+
+def _wait_for(others: Sequence[Future[None]]) -> None:
+    """Wait, through Ctrl-C too: nobody may work on a call's tensors after it."""
+    try:
+        wait(others)
+    except KeyboardInterrupt:
+        wait(others)
+        raise
 
 
 _crews: dict[tuple[int, int], Crew] = {}

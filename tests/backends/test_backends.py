@@ -6,7 +6,7 @@ from making import Case, normal
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from svoo import backends as backends_module
-from svoo import kernels, native, run_plan
+from svoo import cpp, kernels, run_plan
 from svoo.backends import BACKENDS, resolve
 from svoo.errors import BackendUnavailableError, PlanError, ShapeError
 
@@ -32,7 +32,7 @@ def test_auto_takes_the_first_that_can_run() -> None:
 @pytest.mark.parametrize(
     ("chosen", "device", "dtype", "size", "compensate", "capability", "missing"),
     [
-        ("native", "cpu", torch.bfloat16, 128, True, None, ""),
+        ("cpp", "cpu", torch.bfloat16, 128, True, None, ""),
         ("blocked", "cpu", torch.float16, 128, True, None, ""),
         ("blocked", "cpu", torch.bfloat16, 128, True, None, "c++"),
         ("triton", "cuda", torch.bfloat16, 128, True, (9, 0), ""),
@@ -61,7 +61,7 @@ def test_the_ladder(
     monkeypatch.setattr(metadata, "version", lambda _name: version)
     monkeypatch.setattr(kernels, "find_spec", lambda name: None if name == missing else name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    monkeypatch.setattr(native, "why_no_library", lambda: missing if missing == "c++" else None)
+    monkeypatch.setattr(cpp, "why_no_library", lambda: missing if missing == "c++" else None)
     with FakeTensorMode():
         query = torch.empty(1, 2, 20, size, dtype=dtype, device=device)
     assert resolve("auto", query, CASE.plan(compensate=compensate)).name == chosen
@@ -70,7 +70,7 @@ def test_the_ladder(
 def test_an_unknown_backend_is_refused_with_the_names() -> None:
     with pytest.raises(
         BackendUnavailableError,
-        match="'cudnn'; there are auto, triton, flashinfer, native, blocked, reference",
+        match="'cudnn'; there are auto, triton, flashinfer, cpp, blocked, reference",
     ):
         run_plan(*CASE.tokens(), CASE.plan(compensate=False), backend="cudnn")
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from svoo.backends.base import Attention, Backend
 from svoo.backends.blocked import BlockedBackend
+from svoo.backends.cpp import CppBackend
 from svoo.backends.flashinfer import FlashInferBackend
-from svoo.backends.native import NativeBackend
 from svoo.backends.reference import ReferenceBackend
 from svoo.backends.triton import TritonBackend
 from svoo.checks import check_tokens, default_scale
@@ -21,7 +21,7 @@ __all__ = ["BACKENDS", "Attention", "Backend", "resolve", "run_plan"]
 BACKENDS: tuple[Backend, ...] = (
     TritonBackend(),
     FlashInferBackend(),
-    NativeBackend(),
+    CppBackend(),
     BlockedBackend(),
     ReferenceBackend(),
 )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from svoo.cpp import library
+from svoo.cpp.library import compile_library, load_library, why_no_library
 from svoo.errors import BackendUnavailableError
-from svoo.native import library
-from svoo.native.library import compile_library, load_library, why_no_library
 
 
 @pytest.fixture(autouse=True)
@@ -32,18 +32,23 @@ def script(folder: Path, text: str) -> str:
 @pytest.mark.compiler
 def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(load_library(), ctypes.CDLL)
-    (kept,) = (tmp_path / "svoo" / "native").iterdir()
+    (kept,) = (tmp_path / "svoo" / "cpp").iterdir()
     assert kept.suffix == ".so"
     load_library.cache_clear()
     monkeypatch.setattr(library, "compile_library", pytest.fail)
     assert load_library().attend_float32
 
 
-def test_another_source_or_processor_is_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_source_or_processor_is_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = {library._fingerprint(flags) for flags in ((), ("-mavx2",))}
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
     names.add(library._fingerprint(()))
-    assert len(names) == 3
+    (tmp_path / "other.cpp").write_text("int x;")
+    monkeypatch.setattr(library, "SOURCE", tmp_path / "other.cpp")
+    names.add(library._fingerprint(()))
+    assert len(names) == 4
 
 
 def test_without_a_compiler_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +64,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
     reason = why_no_library()
     assert reason is not None
     assert reason.endswith("cannot compile the kernels: kernels.cpp:1: error: no lanes")
-    assert list((tmp_path / "svoo" / "native").iterdir()) == []
+    assert list((tmp_path / "svoo" / "cpp").iterdir()) == []
 
 
 def test_a_compiler_that_hangs_is_given_up(
@@ -78,9 +83,31 @@ def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no-such-compiler" in reason
 
 
+@pytest.mark.compiler
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     reason = why_no_library()
     assert reason is not None
-    assert reason.startswith("cannot build or load ")
+    assert reason.startswith("cannot build or load the kernels: ")
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", fail)
+    assert why_no_library() == (
+        "cannot build or load the kernels: Could not determine home directory."
+    )
+
+
+@pytest.mark.compiler
+def test_a_compiler_may_be_named_with_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = next(filter(shutil.which, library.COMPILERS))
+    monkeypatch.setenv("CXX", f"{compiler} -g0")
+    compile_library(tmp_path / "kernels.so", ())
+    assert ctypes.CDLL(str(tmp_path / "kernels.so")).assign_float32

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -24,6 +25,7 @@ INSTRUCTIONS = {
     "AVX512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
     "AVX2": ("-mavx2", "-mfma"),
 }
+OPTIONS = ("-std=c++17", "-O3", "-shared", "-fPIC")
 _LONGEST = 300  # seconds that compiling may take; one is usual
 
 
@@ -41,44 +43,47 @@ def why_no_library() -> str | None:
 def load_library() -> ctypes.CDLL:
     """Return the library for this processor; compile it if no earlier run has."""
     flags = INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), ())
-    path = cache_folder() / "native" / f"{_fingerprint(flags)}.so"
     try:
+        path = cache_folder() / "cpp" / f"{_fingerprint(flags)}.so"
         if not path.exists():
             compile_library(path, flags)
         return ctypes.CDLL(str(path))
-    except OSError as error:  # no such folder, a full disk, a folder without execution
-        raise BackendUnavailableError(f"cannot build or load {path}: {error}") from error
+    # No home, no such folder, a full disk, a folder without execution, a file that is cut off.
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, BackendUnavailableError):
+            raise
+        raise BackendUnavailableError(f"cannot build or load the kernels: {error}") from error
 
 
 def compile_library(path: Path, flags: tuple[str, ...]) -> None:
     """Compile the kernels into a file, which is there whole or not at all."""
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
-    if compiler is None:
+    # CXX is how users name a compiler, with its options, to every build.
+    compiler = shlex.split(os.environ.get("CXX", "")) or [*filter(shutil.which, COMPILERS)][:1]
+    if not compiler:
         raise BackendUnavailableError(
             f"needs a C++ compiler, and none of {', '.join(COMPILERS)} is installed"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         unfinished = Path(folder, path.name)
-        command = (compiler, "-std=c++17", "-O3", "-shared", "-fPIC", *flags, str(SOURCE))
         try:
             done = subprocess.run(
-                (*command, "-o", str(unfinished)),
+                (*compiler, *OPTIONS, *flags, str(SOURCE), "-o", str(unfinished)),
                 capture_output=True,
                 text=True,
                 timeout=_LONGEST,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise BackendUnavailableError(f"{compiler} took over {_LONGEST} s") from error
+            raise BackendUnavailableError(f"{compiler[0]} took over {_LONGEST} s") from error
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line]
             reason = next(iter(lines), f"exit code {done.returncode}")
-            raise BackendUnavailableError(f"{compiler} cannot compile the kernels: {reason}")
+            raise BackendUnavailableError(f"{compiler[0]} cannot compile the kernels: {reason}")
         unfinished.replace(path)
 
 
 def _fingerprint(flags: tuple[str, ...]) -> str:
     """Name what a compiled file depends on."""
-    parts = (SOURCE.read_text(), platform.system(), platform.machine(), *flags)
+    parts = (SOURCE.read_text(), platform.system(), platform.machine(), *OPTIONS, *flags)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -33,7 +33,8 @@ constexpr int SEGMENT = TILES * TILE;   // queries that share a copy of the kept
 constexpr int CHUNK = 128;              // rows copied at a time
 constexpr int AHEAD = 8;                // rows that memory is asked for before they are copied
 constexpr float LOG2_E = 1.44269504f;
-constexpr float LOWEST = -3.0e38f;      // below every logit, yet it can be subtracted from itself
+
+static_assert(8 % ROWS == 0, "clusters are filled up to a multiple of 8");
 
 typedef float Vector __attribute__((vector_size(LANES * 4)));
 typedef int32_t Integers __attribute__((vector_size(LANES * 4)));
@@ -43,7 +44,7 @@ struct BFloat16 {
     uint16_t bits;
 };
 
-// `svoo/native/calls.py` has the same structures.
+// `svoo/cpp/calls.py` has the same structures.
 
 struct Tokens {  // [batch, heads, tokens, size]; strides in numbers, the last one is 1
     void *data;
@@ -168,7 +169,7 @@ public:
         vectors = (count + LANES - 1) / LANES;
         memset((void *)outputs, 0, padded * SEGMENT * 4);
         for (int v = 0; v < vectors; v++) {
-            largest[v] = all(LOWEST);
+            largest[v] = all(-INFINITY);
             totals[v] = all(0);
         }
         float *numbers = (float *)queries;
@@ -181,11 +182,11 @@ public:
     // Let the queries attend to one more row; its logits, in powers of two, get a bias.
     template <typename Number>
     void add(const Number *key, const Number *value, float row_bias) {
-        float *own_keys = keys + count * padded, *own_values = values + count * padded;
+        float *own_keys = keys + filled * padded, *own_values = values + filled * padded;
         for (int64_t d = 0; d < size; d++) own_keys[d] = to_float(key[d]);
         for (int64_t d = 0; d < size; d++) own_values[d] = to_float(value[d]);
-        bias[count] = row_bias;
-        if (++count == CHUNK) attend_chunk();
+        bias[filled] = row_bias;
+        if (++filled == CHUNK) attend_chunk();
     }
 
     // No more rows come: make outputs of the sums.
@@ -221,7 +222,7 @@ private:
     Vector *largest, *totals;     // [TILES, WIDTH]: of the logits seen, and of 2^(logit - largest)
     Vector *weights;              // [CHUNK, WIDTH]
     float *keys, *values, *bias;  // [CHUNK, padded], [CHUNK, padded], [CHUNK]
-    int vectors = 0, count = 0;   // of queries; rows in the chunk
+    int vectors = 0, filled = 0;  // of queries; rows of the chunk
 
     template <int USED>
     struct Used {
@@ -231,12 +232,12 @@ private:
     int64_t place(int q, int64_t d) const { return (q / TILE * padded + d) * TILE + q % TILE; }
 
     void attend_chunk() {
-        for (int row = count; row % ROWS; row++) {  // rows that fill up the last piece
+        for (int row = filled; row % ROWS; row++) {  // rows that fill up the last piece
             memset(keys + row * padded, 0, size * sizeof *keys);
-            bias[row] = LOWEST;
+            bias[row] = -INFINITY;
         }
         for_tiles([this](auto used, int tile) { attend_tile<used.value>(tile); });
-        count = 0;
+        filled = 0;
     }
 
     // Call `work` with each tile, and how many of its vectors are in use as a constant.
@@ -256,7 +257,7 @@ private:
         const Vector *own = queries + tile * padded * WIDTH;
         Vector top[USED], total[USED], factor[USED];
         for (int v = 0; v < USED; v++) top[v] = largest[tile * WIDTH + v];
-        for (int row = 0; row < count; row += ROWS) {
+        for (int row = 0; row < filled; row += ROWS) {
             Vector sums[ROWS][USED];
             for (int r = 0; r < ROWS; r++)
                 for (int v = 0; v < USED; v++) sums[r][v] = all(bias[row + r]);
@@ -272,7 +273,7 @@ private:
             factor[v] = power_of_two(largest[tile * WIDTH + v] - top[v]);
             total[v] = totals[tile * WIDTH + v] * factor[v];
         }
-        for (int row = 0; row < count; row++)
+        for (int row = 0; row < filled; row++)
             for (int v = 0; v < USED; v++) {
                 const Vector weight = power_of_two(weights[row * WIDTH + v] - top[v]);
                 weights[row * WIDTH + v] = weight;
@@ -288,7 +289,7 @@ private:
             Vector sums[ROWS][USED];
             for (int r = 0; r < ROWS; r++)
                 for (int v = 0; v < USED; v++) sums[r][v] = sum[(d + r) * WIDTH + v] * factor[v];
-            for (int row = 0; row < count; row++)
+            for (int row = 0; row < filled; row++)
                 for (int r = 0; r < ROWS; r++)
                     for (int v = 0; v < USED; v++)
                         sums[r][v] += values[row * padded + d + r] * weights[row * WIDTH + v];

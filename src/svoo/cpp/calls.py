@@ -7,8 +7,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from svoo.native import DTYPES
-from svoo.native.library import load_library
+from svoo.cpp import DTYPES
+from svoo.cpp.library import load_library
 from svoo.workers import find_crew
 
 
@@ -81,4 +81,4 @@ def run_kernel(name: str, dtype: torch.dtype, call: ctypes.Structure) -> None:
     crew = find_crew(torch.get_num_threads())
     crew.run(lambda _worker: kernel(ctypes.byref(call)), range(crew.size))
     if call.failures:
-        raise MemoryError(f"no memory for a thread of the native kernel {name!r}")
+        raise MemoryError(f"no memory for a thread of the C++ kernel {name!r}")

@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from svoo.native.library import why_no_library
+from svoo.cpp.library import why_no_library
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
-def why_no_native(tokens: Tensor) -> str | None:
+def why_no_cpp(tokens: Tensor) -> str | None:
     """Return why the kernels cannot run on tokens `[B, H, N, D]`, or None if they can.
 
     The first question that gets so far compiles them, in about a second.

@@ -6,23 +6,26 @@ import torch
 from torch import Tensor
 
 from svoo.backends.base import Attention
+from svoo.cpp import calls, why_no_cpp
 from svoo.layout import dense_rows
-from svoo.native import calls, why_no_native
 from svoo.plan import BlockPlan
 
 
-class NativeBackend:
+class CppBackend:
     """Runs any plan on the CPU, where a C++ compiler is installed.
 
-    Extra memory: the means of compensated blocks, and a few hundred kilobytes for each thread.
+    Extra memory: the means of compensated blocks, and for each thread some hundred kilobytes and 8
+    bytes a key.
     """
 
-    name = "native"
+    name = "cpp"
     workspace_bytes = 0
 
-    def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:  # noqa: ARG002 (any plan)
+    def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
         """Return what the kernel needs and does not have."""
-        return why_no_native(query)
+        if plan.keep.device != query.device:
+            return f"needs a plan on {query.device}, got one on {plan.keep.device}"
+        return why_no_cpp(query)
 
     def run(
         self,

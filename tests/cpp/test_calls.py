@@ -4,8 +4,8 @@ import re
 import pytest
 from making import normal
 
-from svoo.native.calls import Assignment, Attention, Centroids, point_to
-from svoo.native.library import SOURCE
+from svoo.cpp.calls import Assignment, Attention, Centroids, point_to
+from svoo.cpp.library import SOURCE
 
 
 def test_a_pointer_says_where_the_tokens_are() -> None:
@@ -24,4 +24,4 @@ def test_fields_stand_in_the_order_of_the_source(structure: type[ctypes.Structur
     body = body[: body.index("};")]
     body = re.sub(r"//.*", "", body)
     names = [field[0] for field in structure._fields_]
-    assert [name for name in re.findall(r"\w+", body) if name in names] == names
+    assert re.findall(r"(\w+)[,;]", body) == names

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from svoo.cpp.calls import Assignment, Centroids, point_to, run_kernel
+from svoo.errors import ShapeError
 from svoo.layout import dense_rows
-from svoo.native.calls import Assignment, Centroids, point_to, run_kernel
 
-_ROWS = 8  # the kernel multiplies so many weights at a time
+_ROWS = 8  # the kernel multiplies at most so many weights at a time
 
 
 def assign(tokens: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -16,14 +17,14 @@ def assign(tokens: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tenso
 
     tokens `[B, H, N, D]`; weights `[B, H, C, D]` and bias `[B, H, C]` in float32.
     """
-    clusters = weights.shape[2]
+    clusters, device = weights.shape[2], tokens.device
     if bias is None:
         bias = weights.new_zeros(weights.shape[:3])
     # Weights that fill up the last piece repeat the last one, so that none of them comes first.
-    places = torch.arange(-(-clusters // _ROWS) * _ROWS).clamp(max=clusters - 1)
-    weights, bias = weights.index_select(2, places), bias.index_select(2, places)
+    places = torch.arange(-(-clusters // _ROWS) * _ROWS, device=device).clamp(max=clusters - 1)
+    weights, bias = (each.float().index_select(2, places) for each in (weights, bias))
     tokens = dense_rows(tokens)
-    labels = torch.empty(tokens.shape[:3], dtype=torch.int64)
+    labels = torch.empty(tokens.shape[:3], dtype=torch.int64, device=device)
     pointers = (tensor.data_ptr() for tensor in (weights, bias, labels))
     call = Assignment(point_to(tokens), *pointers, *tokens.shape, len(places))
     run_kernel("assign", tokens.dtype, call)
@@ -34,9 +35,18 @@ def gather_up(tokens: Tensor, labels: Tensor, centroids: Tensor) -> tuple[Tensor
     """Return the means of the tokens `[B, H, N, D]` with each label, float32 `[B, H, C, D]`, and
     their numbers, int64 `[B, H, C]`; an empty cluster keeps its centroid."""
     tokens, labels = dense_rows(tokens), labels.contiguous()
-    centroids = centroids.clone(memory_format=torch.contiguous_format)
-    sizes = torch.empty(centroids.shape[:3], dtype=torch.int64)
+    clusters = centroids.shape[2]
+    if (
+        labels.shape != tokens.shape[:3]
+        or not 0 <= int(labels.min()) <= int(labels.max()) < clusters
+    ):
+        raise ShapeError(
+            f"labels must be {list(tokens.shape[:3])} and below {clusters}, got "
+            f"{list(labels.shape)} up to {int(labels.max())}"
+        )
+    centroids = centroids.float().clone(memory_format=torch.contiguous_format)
+    sizes = torch.empty(centroids.shape[:3], dtype=torch.int64, device=tokens.device)
     pointers = (tensor.data_ptr() for tensor in (labels, centroids, sizes))
-    call = Centroids(point_to(tokens), *pointers, *tokens.shape, centroids.shape[2])
+    call = Centroids(point_to(tokens), *pointers, *tokens.shape, clusters)
     run_kernel("gather_up", tokens.dtype, call)
     return centroids, sizes

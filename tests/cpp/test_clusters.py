@@ -1,10 +1,14 @@
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import Case, cases, normal
 
-from svoo.native.clusters import assign, gather_up
+from svoo import co_cluster
+from svoo.cpp.clusters import assign, gather_up
+from svoo.errors import ShapeError
 
 pytestmark = pytest.mark.compiler
 dtypes = st.sampled_from((torch.float32, torch.bfloat16))
@@ -45,8 +49,7 @@ def test_means_and_sizes(case: Case, dtype: torch.dtype) -> None:
     old = old[:, :, :1].expand(-1, -1, case.query_blocks, -1)
     means, sizes = gather_up(tokens, labels, old)
     assert torch.equal(sizes, plan.query_sizes)
-    for pair in torch.ones(labels.shape[:2]).nonzero().tolist():
-        b, h = pair
+    for b, h in itertools.product(range(case.batch), range(case.heads)):
         for cluster in range(case.query_blocks):
             members = tokens[b, h][labels[b, h] == cluster]
             wanted = members.float().mean(dim=0) if len(members) else old[b, h, cluster]
@@ -61,3 +64,24 @@ def test_the_old_centroids_stay_as_they_were() -> None:
     assert sizes.tolist() == [[[9, 0]]]
     torch.testing.assert_close(means[0, 0, 0], tokens[0, 0].mean(dim=0))
     assert torch.equal(means[0, 0, 1], old[0, 0, 1])
+
+
+def test_columns_are_read_as_rows() -> None:
+    tokens, weights = normal(1, 2, 30, 8), normal(1, 2, 5, 8, seed=1)
+    assert torch.equal(assign(tokens.mT.contiguous().mT, weights), assign(tokens, weights))
+
+
+def test_labels_that_do_not_fit_are_refused() -> None:
+    tokens, old = normal(1, 1, 9, 4), normal(1, 1, 2, 4)
+    with pytest.raises(ShapeError, match=r"from 0 to 1, got \[1, 1, 9\] from 2 to 2"):
+        gather_up(tokens, torch.full((1, 1, 9), 2), old)
+    with pytest.raises(ShapeError, match=r"got \[1, 1, 8\]"):
+        gather_up(tokens, torch.zeros(1, 1, 8, dtype=torch.int64), old)
+
+
+def test_autocast_changes_no_label() -> None:
+    query, key = normal(1, 1, 500, 32), normal(1, 1, 400, 32, seed=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        clusters = co_cluster(query, key, 8, 20, iterations=1)
+    plain = co_cluster(query, key, 8, 20, iterations=1)
+    assert (clusters.key.labels == plain.key.labels).float().mean() > 0.9
