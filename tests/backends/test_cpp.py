@@ -57,9 +57,10 @@ def test_tensors_that_it_does_not_run_are_refused_with_the_reason() -> None:
 
 def test_a_plan_elsewhere_is_refused() -> None:
     case = Case(1, 1, 20, 20, 8, 2, 3, seed=0)
-    plan = plan_on(torch.device("meta"), case.plan(compensate=False))
+    plan = replace(case.plan(compensate=False), check=False)
+    plan = plan_on(torch.device("meta"), plan)
     with pytest.raises(BackendUnavailableError, match="needs a plan on cpu, got one on meta"):
-        run_plan(*case.tokens(), replace(plan, check=False), backend="cpp")
+        run_plan(*case.tokens(), plan, backend="cpp")
 
 
 def test_plans_and_tokens_of_any_layout() -> None:

@@ -36,13 +36,11 @@ def gather_up(tokens: Tensor, labels: Tensor, centroids: Tensor) -> tuple[Tensor
     their numbers, int64 `[B, H, C]`; an empty cluster keeps its centroid."""
     tokens, labels = dense_rows(tokens), labels.contiguous()
     clusters = centroids.shape[2]
-    if (
-        labels.shape != tokens.shape[:3]
-        or not 0 <= int(labels.min()) <= int(labels.max()) < clusters
-    ):
+    lowest, highest = (int(extreme) for extreme in labels.aminmax())
+    if labels.shape != tokens.shape[:3] or not 0 <= lowest <= highest < clusters:
         raise ShapeError(
-            f"labels must be {list(tokens.shape[:3])} and below {clusters}, got "
-            f"{list(labels.shape)} up to {int(labels.max())}"
+            f"labels must be {list(tokens.shape[:3])} from 0 to {clusters - 1}, got "
+            f"{list(labels.shape)} from {lowest} to {highest}"
         )
     centroids = centroids.float().clone(memory_format=torch.contiguous_format)
     sizes = torch.empty(centroids.shape[:3], dtype=torch.int64, device=tokens.device)
