@@ -38,6 +38,7 @@ def settings() -> dict[str, SVOOConfig]:
         mass=0.45,
         recluster_every=2,
         dense_steps=0.1,
+        ramp=0.0,
         fineness=4.0,
         iterations=1,
     )
@@ -50,6 +51,17 @@ def settings() -> dict[str, SVOOConfig]:
     for warm_up in (0.0, 0.2):
         changes[f"warm-up {warm_up}"] = {"dense_steps": warm_up}
     changes["warm-up 0.0, ramp 0.3"] = {"dense_steps": 0.0, "ramp": 0.3}
+    changes["warm-up 0.0, ramp 0.3, fineness 3.5"] = {
+        "dense_steps": 0.0,
+        "ramp": 0.3,
+        "fineness": 3.5,
+    }
+    changes["warm-up 0.0, ramp 0.5, fineness 3.5, iterations 2"] = {
+        "dense_steps": 0.0,
+        "ramp": 0.5,
+        "fineness": 3.5,
+        "iterations": 2,
+    }
     changes["branches apart"] = {"share_branches": False}
     changes["iterations 2"] = {"iterations": 2}
     for fineness in (2.0, 6.0):

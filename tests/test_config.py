@@ -76,5 +76,10 @@ def test_every_model_of_the_paper_has_a_release_preset() -> None:
 
 def test_default_mode_takes_what_was_tuned_on_a_model() -> None:
     mini, wan = SVOOConfig.for_model("mini"), SVOOConfig.for_model("wan2.1-t2v-1.3b")
-    assert (mini.mass, mini.dense_steps, mini.fineness) == (0.45, 0.1, 4.0)
-    assert (wan.mass, wan.dense_steps, wan.fineness) == (SVOOConfig().mass, 0.2, 1.0)
+    assert (mini.mass, mini.dense_steps, mini.ramp, mini.fineness) == (0.45, 0.0, 0.5, 3.5)
+    assert (wan.mass, wan.dense_steps, wan.ramp, wan.fineness) == (
+        SVOOConfig().mass,
+        0.2,
+        0.0,
+        1.0,
+    )

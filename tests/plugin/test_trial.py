@@ -5,6 +5,8 @@ import pytest
 import tiny
 
 from svoo import SVOOConfig
+from svoo.plugin import trial as trial_module
+from svoo.plugin.handle import Handle, apply
 from svoo.plugin.trial import Trial, run_trial
 
 
@@ -51,6 +53,36 @@ def test_a_sparse_trial_is_compared_and_its_recall_not_timed(pipe: Any, dense: T
         pipe, "sparse", SVOOConfig(mass=0.5), call=tiny.call_arguments(pipe, 5), against=dense
     )
     assert np.isnan(unmeasured.recall)
+
+
+def test_attention_is_timed_when_the_ramp_is_over(
+    pipe: Any, dense: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SVOOConfig(mass=0.5, dense_layers=0, dense_steps=1, ramp=0.4)
+    handles: list[Handle] = []
+    early: list[dict[str, Any]] = []
+
+    def apply_and_keep(*arguments: Any) -> Handle:
+        handles.append(apply(*arguments))
+        return handles[0]
+
+    def look(done: int, _steps: int) -> None:
+        if done == 3:  # one dense step, two of the ramp
+            early.append(handles[0].stats())
+
+    monkeypatch.setattr(trial_module, "apply", apply_and_keep)
+
+    trial = run_trial(
+        pipe, "ramp", config, call=tiny.call_arguments(pipe, 5), against=dense, on_step=look
+    )
+    late = {
+        phase: trial.stats["seconds"][phase] - early[0]["seconds"][phase]
+        for phase in ("clustering", "selection", "attention")
+    }
+    calls = sum(row["sparse_calls"] for row in trial.stats["layers"])
+    before = sum(row["sparse_calls"] for row in early[0]["layers"])
+    assert 0 < before < calls
+    assert trial.attention == pytest.approx(sum(late.values()) / (calls - before))
 
 
 def test_keeping_everything_is_dense(pipe: Any, dense: Trial) -> None:

@@ -26,7 +26,7 @@ class Trial:
     """One generated video, what it took, and how like the dense one it is.
 
     `denoising` and `total` are seconds, without those spent on measuring recall; `attention` is
-    seconds for a call of video self-attention, clustering included, dense warm-up calls left out.
+    seconds for a call of video self-attention, clustering included, after warm-up and ramp.
     """
 
     name: str
@@ -56,8 +56,18 @@ def run_trial(
     `profile=None` looks for a stored one, or measures in the warm-up.
     """
     method = "dense" if config is None else "svoo"
+    early: list[Mapping[str, Any]] = []  # the statistics when warm-up and ramp are over
     with apply(pipe, config, profile or "auto", method) as handle:  # type: ignore[arg-type]
-        clock, start = StepClock(on_step), time.perf_counter()
+
+        def note_step(done: int, steps: int) -> None:
+            if config is not None:
+                open_now, open_next = (config.openness(step, steps) for step in (done - 1, done))
+                if open_now > 0 and open_next == 0:
+                    early.append(handle.stats())
+            if on_step is not None:
+                on_step(done, steps)
+
+        clock, start = StepClock(note_step), time.perf_counter()
         generator = seeded(seed)
         arguments = {**call, "generator": generator, "output_type": "np"}
         frames = pipe(**arguments, **clock.as_argument(pipe)).frames[0]
@@ -68,7 +78,7 @@ def run_trial(
         frames,
         clock.seconds - aside,
         total - aside,
-        _seconds_a_call(stats),
+        _seconds_a_call(stats, early[0] if early else None),
         1.0 if stats["density"] is None else stats["density"],
         _mean_recall(stats),
         stats,
@@ -76,11 +86,20 @@ def run_trial(
     )
 
 
-def _seconds_a_call(stats: Mapping[str, Any]) -> float:
+def _seconds_a_call(stats: Mapping[str, Any], early: Mapping[str, Any] | None) -> float:
+    """Return seconds a call, of those that came after the `early` statistics, if any did."""
     phases = SPARSE_PHASES if stats["density"] is not None else ("dense",)
-    calls = "sparse_calls" if stats["density"] is not None else "dense_calls"
-    seconds = sum(stats["seconds"][phase] for phase in phases)
-    return float(seconds / sum(row[calls] for row in stats["layers"]))
+    kind = "sparse_calls" if stats["density"] is not None else "dense_calls"
+
+    def so_far(taken: Mapping[str, Any]) -> tuple[float, int]:
+        calls = sum(row[kind] for row in taken["layers"])
+        return sum(taken["seconds"][phase] for phase in phases), calls
+
+    seconds, calls = so_far(stats)
+    seconds_before, calls_before = (0.0, 0) if early is None else so_far(early)
+    if calls_before == calls:
+        return seconds / calls
+    return (seconds - seconds_before) / (calls - calls_before)
 
 
 def _mean_recall(stats: Mapping[str, Any]) -> float:
