@@ -4,6 +4,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 # Touched when the environment is complete, so that a second run is quick.
 READY := $(VENV)/.ready
+# What users combine svoo with and only tests need; apart, because one of them prints at every import of diffusers.
+COMPANY := $(CURDIR)/$(VENV)/company
 
 .PHONY: help setup demo test test-gpu lint benchmark clean
 
@@ -23,8 +25,12 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## Run the main job and show the result
 	@$(RUN) -m svoo demo --out out/demo
 
-test: setup lint ## Lint, type-check and test
-	@$(RUN) -m pytest
+test: setup lint $(COMPANY)/.ready ## Lint, type-check and test
+	@PYTHONPATH=$(COMPANY) $(RUN) -m pytest
+
+$(COMPANY)/.ready: constraints.txt | setup
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(COMPANY) --constraint constraints.txt torchao cache-dit
+	@touch $@
 
 test-gpu: setup ## Test and time the GPU kernels on this machine's CUDA device
 	@$(RUN) -m pytest -m gpu -n 0 -rs

@@ -20,31 +20,42 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from svoo import co_cluster, select_blocks
 from svoo.checks import seeded
-from svoo.clustering import Implementation, _gather_up, default_clusters, k_means
+from svoo.clustering import Implementation, default_clusters, k_means
+from svoo.selection import coarse_mass
 
 HEAD_SIZE = 128
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("cpp", "torch")
 
 
 def affinity_form(
-    query: Tensor, key: Tensor, start: tuple[Tensor, Tensor], iterations: int = 1
+    query: Tensor, key: Tensor, start: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Algorithm 1 with its affinity matrices, as fast as plain torch does it: (query labels,
-    key labels)."""
+    """One iteration of Algorithm 1 with its affinity matrices, as fast as plain torch does it:
+    (query labels, key labels)."""
     query_side, key_side = start
-    query_labels = key_labels = torch.zeros(0)
-    for _ in range(iterations):
-        seen = normalize(key_side @ query_side.mT, dim=-1)
-        key_labels = (normalize(key @ query_side.mT, dim=-1) @ seen.mT).max(dim=-1).indices
-        key_side = _gather_up(key, key_labels, key_side, by="torch").centroids
-        seen = normalize(query_side @ key_side.mT, dim=-1)
-        query_labels = (normalize(query @ key_side.mT, dim=-1) @ seen.mT).max(dim=-1).indices
-        query_side = _gather_up(query, query_labels, query_side, by="torch").centroids
+    seen = normalize(key_side @ query_side.mT, dim=-1)
+    key_labels = (normalize(key @ query_side.mT, dim=-1) @ seen.mT).max(dim=-1).indices
+    key_side = means(key, key_labels, key_side)
+    seen = normalize(query_side @ key_side.mT, dim=-1)
+    query_labels = (normalize(query @ key_side.mT, dim=-1) @ seen.mT).max(dim=-1).indices
+    means(query, query_labels, query_side)
     return query_labels, key_labels
 
 
+def means(tokens: Tensor, labels: Tensor, old: Tensor) -> Tensor:
+    """Return the mean of each label's tokens; a label without any keeps its old centroid."""
+    new = old.clone()
+    for batch, head in torch.cartesian_prod(*map(torch.arange, labels.shape[:2])).tolist():
+        place = labels[batch, head]
+        sums = torch.zeros_like(old[batch, head]).index_add_(0, place, tokens[batch, head])
+        sizes = place.bincount(minlength=len(sums)).unsqueeze(-1)
+        new[batch, head] = torch.where(sizes > 0, sums / sizes.clamp(min=1), old[batch, head])
+    return new
+
+
 def check_labels(tokens: int) -> None:
-    """The gate: in float64 both forms give the same labels, and in float32 nearly all of them."""
+    """The gate: in float64 both forms give the same labels, and in float32 nearly all of them;
+    k-means takes the nearest centroids, and selection keeps what plain Python does."""
     query, key = (
         torch.randn(1, 1, tokens, HEAD_SIZE, dtype=torch.float64, generator=seeded(i))
         for i in (0, 1)
@@ -65,6 +76,14 @@ def check_labels(tokens: int) -> None:
         agreement = min(float((one == other).float().mean()) for one, other in sides)
         if agreement < 0.999:
             raise SystemExit(f"{name}: {agreement:.2%} of the labels are right: nothing timed")
+    groups = k_means(query, key, 256, 1024, iterations=1, initial=start)
+    for side, rows, centres in zip((groups.query, groups.key), (query, key), start, strict=True):
+        if not torch.equal(side.labels, torch.cdist(rows, centres).argmin(dim=-1)):
+            raise SystemExit("k-means does not take the nearest centroids: nothing timed")
+    keep, coarse = select_blocks(clusters, mass=0.9), coarse_mass(clusters)
+    kept, without_last = (coarse * keep).sum(dim=-1), coarse.masked_fill(~keep, 2).amin(dim=-1)
+    if not bool(((kept >= 0.9) & (kept - without_last < 0.9)).all()):
+        raise SystemExit("selection does not keep the fewest blocks: nothing timed")
 
 
 def compare(tokens: int, repeats: int) -> dict[str, Any]:
@@ -117,8 +136,9 @@ def main(
     repeats: Annotated[int, typer.Option(min=1)] = 7,
 ) -> None:
     """Compare the forms; keep the machine idle."""
-    check_labels(4096)
-    rows = [compare(count, repeats) for count in tokens or [4096, 8192, 16384, 32768]]
+    counts = tokens or [4096, 8192, 16384, 32768]
+    check_labels(min(16_384, max(counts)))
+    rows = [compare(count, repeats) for count in counts]
     table = Table(
         title=f"milliseconds of one iteration, one head of {HEAD_SIZE}, 256 / 1024 clusters"
     )

@@ -96,16 +96,19 @@ def _status(field: str) -> int:
     raise SystemExit(f"no {field} in /proc/self/status: peak memory needs Linux")
 
 
+LOAD_BEFORE = round(os.getloadavg()[0], 2)  # of others: nothing of ours has run yet
+
+
 def machine() -> dict[str, Any]:
     """Return what the figures depend on."""
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
+        ["git", "describe", "--always", "--dirty"],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parent,
         check=False,
     ).stdout.strip()
-    return {**describe_machine(), "load": round(os.getloadavg()[0], 2), "commit": commit}
+    return {**describe_machine(), "load_before": LOAD_BEFORE, "commit": commit}
 
 
 def save(out: Path, name: str, rows: list[dict[str, Any]], **more: object) -> Path:

@@ -2,12 +2,14 @@
 
     python benchmarks/profiling.py --out out/benchmarks
 
-Dense runs of the embedded model with and without recording take turns; keep the machine idle.
+Dense runs of the embedded model with and without recording take turns, and in being the first;
+keep the machine idle.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -17,7 +19,7 @@ import typer
 from harness import gate, interleave, save
 from rich.console import Console
 
-from svoo import record_profile, required_density
+from svoo import Profile, record_profile, required_density
 from svoo.catalogue import find_model
 from svoo.checks import seeded
 from svoo.density import DensityEstimate
@@ -30,7 +32,7 @@ from svoo.plugin.recorder import MASSES, ROWS
 def main(
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/benchmarks"),
     steps: Annotated[int, typer.Option(min=1, help="Denoising steps of a run.")] = 20,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = 4,
     rows: Annotated[int, typer.Option(min=1, help="Sampled rows of a head.")] = ROWS,
     every: Annotated[int, typer.Option(min=1, help="Measure every so many steps.")] = 1,
 ) -> None:
@@ -39,35 +41,46 @@ def main(
     pipe.set_progress_bar_config(disable=True)
     call: dict[str, Any] = {**model.call_defaults, "num_inference_steps": steps}
     prompts = [entry["prompt"] for entry in read_inputs(MINI_PROMPTS, count=repeats)]
-    plain, recorded, errors = [], [], []
-    for prompt in prompts:
-        start = time.perf_counter()
-        pipe(prompt, output_type="latent", **call)
-        plain.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        profile = record_profile(pipe, [prompt], rows=rows, every=every, **call)
-        recorded.append(time.perf_counter() - start)
-        errors.append(spread(profile))
-    cost = median(recorded) / median(plain) - 1
+    seconds: dict[str, list[float]] = {"dense": [], "recording": []}
+    profiles: list[Profile] = []
+    kinds: dict[str, Callable[[str], object]] = {
+        "dense": lambda prompt: pipe(prompt, output_type="latent", **call),
+        "recording": lambda prompt: profiles.append(
+            record_profile(pipe, [prompt], rows=rows, every=every, **call)
+        ),
+    }
+    kinds["dense"](prompts[0])  # warm up
+    for index, prompt in enumerate(prompts):
+        for kind in sorted(kinds, reverse=index % 2 == 1):
+            start = time.perf_counter()
+            kinds[kind](prompt)
+            seconds[kind].append(time.perf_counter() - start)
+    dense, recording = median(seconds["dense"]), median(seconds["recording"])
+    error = spread(Profile.merge(profiles)).sampling
+    assert error is not None
     bins, sorting = time_measuring(rows)
     row = {
         "rows": rows,
         "every": every,
         "steps": steps,
-        "dense_seconds": median(plain),
-        "recording_seconds": median(recorded),
-        "cost": cost,
+        "inputs": len(prompts),
+        "dense_seconds": dense,
+        "recording_seconds": recording,
+        "cost_percent": 100 * (recording / dense - 1),
         "bins_seconds": bins,
         "sorting_seconds": sorting,
-        "error_of_entry": median(found.sampling for found in errors),
-        "error_of_head_mean": median(found.sampling_of_mean for found in errors),
+        "error_of_entry": error.entry,
+        "worst_error_of_entry": error.worst_entry,
+        "error_of_head_mean": error.head,
+        "worst_error_of_head_mean": error.worst_head,
     }
     save(out, "profiling", [row])
     Console().print(
-        f"a dense run takes {median(plain):.1f} s, recording it {median(recorded):.1f} s "
-        f"({cost:+.1%}); standard error of an entry {row['error_of_entry']:.4f}, of a head's mean "
-        f"over {steps} steps {row['error_of_head_mean']:.4f}; counting in bins takes "
-        f"{1e3 * bins:.0f} ms a call where sorting takes {1e3 * sorting:.0f}",
+        f"a dense run takes {dense:.1f} s, recording it with {rows} rows {recording:.1f} s "
+        f"({row['cost_percent']:+.1f} %); standard error of an entry {error.entry:.4f} (at most "
+        f"{error.worst_entry:.4f}), of a head's mean over {steps} steps {error.head:.4f} (at most "
+        f"{error.worst_head:.4f}); counting in bins takes {1e3 * bins:.0f} ms a call where "
+        f"sorting takes {1e3 * sorting:.0f}",
         highlight=False,
     )
 

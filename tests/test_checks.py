@@ -10,6 +10,8 @@ from svoo.checks import (
     check_mass,
     check_tokens,
     default_scale,
+    plainly,
+    sample_rows,
     seeded,
 )
 from svoo.errors import ConfigError, NonFiniteError, ShapeError
@@ -59,13 +61,40 @@ def test_mass_outside_its_range(mass: float) -> None:
         check_mass(0.5, mass)
 
 
-def test_budgets() -> None:
+def test_budgets_of_another_shape() -> None:
     check_budgets(torch.tensor([0.0, 0.5, 1.0]), 2, 3)
     with pytest.raises(ShapeError, match=r"budgets must be \[3\] or \[2, 3\], got \[2\]"):
         check_budgets(torch.zeros(2), 2, 3)
-    for bad in (-0.1, 1.1, math.nan):
-        with pytest.raises(ConfigError, match=r"budgets must be in \[0, 1\]"):
-            check_budgets(torch.tensor([0.1, bad, 0.2]), 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"), [(-0.1, "-0.1 to 0.2"), (1.1, "0.1 to 1.1"), (math.nan, "nan to nan")]
+)
+def test_budgets_outside_their_range(bad: float, told: str) -> None:
+    with pytest.raises(ConfigError, match=rf"must be in \[0, 1\], got {told}"):
+        check_budgets(torch.tensor([0.1, bad, 0.2]), 2, 3)
+
+
+def test_sampled_rows() -> None:
+    assert sample_rows(10, None, None, Q.device) is None
+    assert sample_rows(10, 10, None, Q.device) is None
+    drawn = sample_rows(10, 4, seeded(3), Q.device)
+    assert drawn is not None
+    assert len(set(drawn.tolist())) == 4 and 0 <= min(drawn) <= max(drawn) < 10
+    for bad in (0, 11):
+        with pytest.raises(ShapeError, match="rows must be between 1 and the 10"):
+            sample_rows(10, bad, None, Q.device)
+
+
+def test_plainly_is_without_gradients_and_autocast() -> None:
+    @plainly
+    def product(tokens: torch.Tensor) -> torch.Tensor:
+        return tokens @ tokens.mT
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = product(Q.clone().requires_grad_())
+        assert product.__name__ == "product" and torch.is_autocast_enabled("cpu")
+    assert found.dtype == torch.float32 and not found.requires_grad
 
 
 def test_small_helpers() -> None:

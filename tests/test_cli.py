@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from svoo import Profile, cli
@@ -199,3 +200,28 @@ def test_profile_end_to_end_on_the_embedded_model(tmp_path: Path) -> None:
     assert "of ranks" in closed.output
     other = CliRunner().invoke(cli.app, [*command[:-1], "9"])
     assert "closed-form there, measured now" in str(other.exception)
+
+
+def test_the_progress_of_slow_steps_has_a_remaining_time() -> None:
+    now = 0.0
+    bar = cli._progress(Console())
+    bar.get_time = lambda: now
+    task = bar.add_task("denoising", total=50)
+    for done in range(1, 4):
+        now += 600  # seconds a step
+        bar.update(task, completed=done)
+    assert bar.tasks[0].time_remaining == 47 * 600
+
+
+def test_inspect_shows_a_table_of_the_authors(official_profiles: Path) -> None:
+    table = str(official_profiles / "sparsity_wan_1.3B_t2v.csv")
+    unnamed = CliRunner().invoke(cli.app, ["inspect", table])
+    assert isinstance(unnamed.exception, ConfigError)
+    assert "does not say its model: give --model" in str(unnamed.exception)
+    command = ["inspect", table, "--model", "wan2.1-t2v-1.3b", "--skip"]
+    shown = CliRunner().invoke(cli.app, [*command, "0.2"])
+    assert shown.exit_code == 0, shown.output
+    text = " ".join(shown.output.split())
+    assert "mean 0.127; standard deviation over inputs 0.000, steps 0.019, heads 0.154" in text
+    assert "standard error unknown" in text
+    assert isinstance(CliRunner().invoke(cli.app, [*command, "1"]).exception, ConfigError)

@@ -2,14 +2,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from making import Case, cases, chance, normal
 from torch import Tensor
 
 from svoo import clustering as clustering_module
 from svoo import co_cluster
-from svoo.clustering import CoClusters, default_clusters, from_labels, k_means
+from svoo.clustering import CoClusters, Implementation, default_clusters, from_labels, k_means
 from svoo.errors import BackendUnavailableError, ConfigError, NonFiniteError, ShapeError
 
 
@@ -26,6 +26,11 @@ def means(tokens: Tensor, labels: Tensor, old: Tensor) -> Tensor:
     return new
 
 
+def products(rows: Tensor, columns: Tensor) -> Tensor:
+    """All inner products, each summed in the same order: equal columns give equal numbers."""
+    return (rows.unsqueeze(1) * columns.unsqueeze(0)).sum(dim=-1)
+
+
 def algorithm_1(
     query: Tensor, key: Tensor, start: tuple[Tensor, Tensor], iterations: int
 ) -> tuple[Tensor, ...]:
@@ -34,9 +39,9 @@ def algorithm_1(
     cq, ck = start
     lq, lk = torch.zeros(len(query)), torch.zeros(len(key))
     for _ in range(iterations):
-        lk = (unit(key @ cq.T) @ unit(ck @ cq.T).T).argmax(dim=-1)
+        lk = products(unit(products(key, cq)), unit(products(ck, cq))).argmax(dim=-1)
         ck = means(key, lk, ck)
-        lq = (unit(query @ ck.T) @ unit(cq @ ck.T).T).argmax(dim=-1)
+        lq = products(unit(products(query, ck)), unit(products(cq, ck))).argmax(dim=-1)
         cq = means(query, lq, cq)
     return lq, lk, cq, ck
 
@@ -64,8 +69,7 @@ def first_tokens(query: Tensor, key: Tensor, case: Case) -> tuple[Tensor, Tensor
 @given(case=cases(), iterations=st.integers(1, 4), scale=st.sampled_from((1.0, 1e-6, 1e6)))
 def test_the_inner_product_form_is_algorithm_1(case: Case, iterations: int, scale: float) -> None:
     query, key, _ = case.tokens(torch.float64)
-    if case.size == 1:
-        return  # on a line every cosine is 1 or -1: ties, tested below with exact numbers
+    assume(case.size > 1)  # on a line every cosine is 1 or -1: ties, tested below
     query, key = query * scale, key * scale
     assert_is_algorithm_1(query, key, first_tokens(query, key, case), iterations)
 
@@ -77,6 +81,30 @@ def test_ties_go_to_the_lowest_index() -> None:
     assert_is_algorithm_1(query, key, initial, 1)
     labels = co_cluster(query, key, 2, 3, iterations=1, initial=initial).key.labels
     assert labels.flatten().tolist() == [0, 2, 0, 0]  # never 1: the same centroid as 0, behind it
+
+
+@given(case=cases(sizes=(3, 8, 16)), repeats=st.integers(2, 4))
+def test_of_equal_centroids_the_first_wins(case: Case, repeats: int) -> None:
+    query, key, _ = case.tokens(torch.float64)
+    initial = tuple(side.repeat(1, 1, repeats, 1) for side in first_tokens(query, key, case))
+    counts = [side.shape[2] for side in initial]
+    assume(counts[0] <= case.queries and counts[1] <= case.keys)
+    assume(min(case.query_blocks, case.key_blocks) > 1)  # else nearly all tie, by sign
+    assert_is_algorithm_1(query, key, (initial[0], initial[1]), 1)
+    names: tuple[Implementation, ...] = ("auto", "torch")
+    for implementation in names:
+        for cluster in (co_cluster, k_means):
+            for dtype in (torch.float64, torch.float32):
+                clusters = cluster(
+                    query.to(dtype),
+                    key.to(dtype),
+                    *counts,
+                    iterations=1,
+                    initial=(initial[0], initial[1]),
+                    implementation=implementation,
+                )
+                assert clusters.query.labels.max() < case.query_blocks
+                assert clusters.key.labels.max() < case.key_blocks
 
 
 def test_a_centroid_of_zero_affinity_scores_zero() -> None:
@@ -93,9 +121,8 @@ def test_a_centroid_of_zero_affinity_scores_zero() -> None:
 def test_tokens_of_zero_and_tiny_numbers_in_single_precision() -> None:
     query, key = normal(1, 2, 30, 8), normal(1, 2, 40, 8, seed=1)
     plain = co_cluster(query, key, 4, 6)
-    tiny = co_cluster(
-        query * 2.0**-60, key * 2.0**-60, 4, 6
-    )  # squares of affinities would underflow
+    # Squares of affinities would underflow.
+    tiny = co_cluster(query * 2.0**-60, key * 2.0**-60, 4, 6)
     assert torch.equal(plain.key.labels, tiny.key.labels)
     zero = co_cluster(torch.zeros_like(query), torch.zeros_like(key), 4, 6)
     assert zero.key.labels.max() == 0
@@ -125,9 +152,7 @@ def test_clusters_are_consistent(case: Case) -> None:
 
 def test_an_empty_cluster_keeps_its_centroid() -> None:
     query = normal(1, 1, 10, 4)
-    far = torch.cat(
-        (query[:, :, :1], query[:, :, :1]), dim=2
-    )  # the second of two equals gets nothing
+    far = query[:, :, :1].repeat(1, 1, 2, 1)  # the second of two equals gets nothing
     clusters = co_cluster(query, query, 2, 2, iterations=1, initial=(far, far))
     assert clusters.key.sizes.flatten().tolist() == [10, 0]
     assert torch.equal(clusters.key.centroids[0, 0, 1], query[0, 0, 0])
@@ -160,9 +185,9 @@ def test_k_means_takes_the_nearest_centroid(case: Case, iterations: int) -> None
 def test_chunks_do_not_change_labels(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
     query, key = normal(2, 2, 300, 8), normal(2, 2, 200, 8, seed=1)
     assert callable(cluster)
-    whole: CoClusters = cluster(query, key, 5, 7)
+    whole: CoClusters = cluster(query, key, 5, 7, implementation="torch")
     monkeypatch.setattr(clustering_module, "_CHUNK_ELEMENTS", 7 * 64)
-    parts: CoClusters = cluster(query, key, 5, 7)
+    parts: CoClusters = cluster(query, key, 5, 7, implementation="torch")
     assert torch.equal(whole.key.labels, parts.key.labels)
     assert torch.equal(whole.query.labels, parts.query.labels)
 
@@ -256,16 +281,42 @@ def test_default_counts_follow_the_tokens() -> None:
     assert default_clusters(40, 1_000) == (40, 40)  # never more than tokens
 
 
+@pytest.mark.parametrize("cluster", [co_cluster, k_means])
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ((11, 5), "query_clusters must be between 1 and the 10 query tokens, got 11"),
+        ((5, 21), "key_clusters must be between 1 and the 20 key tokens, got 21"),
+        ((0, 5), "query_clusters must be between 1"),
+    ],
+)
+def test_more_clusters_than_tokens_or_none(
+    cluster: Callable[..., CoClusters], counts: tuple[int, int], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cluster(normal(1, 1, 10, 4), normal(1, 1, 20, 4), *counts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("cluster", [co_cluster, k_means])
+def test_gradients_and_autocast_change_nothing(
+    cluster: Callable[..., CoClusters], dtype: torch.dtype
+) -> None:
+    query, key = normal(1, 2, 60, 8, dtype=dtype), normal(1, 2, 50, 8, seed=1, dtype=dtype)
+    plain = cluster(query, key, 4, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        again = cluster(query.requires_grad_(), key.requires_grad_(), 4, 6)
+    assert torch.equal(plain.key.centroids, again.key.centroids)
+    assert torch.equal(plain.query.labels, again.query.labels)
+    assert not again.key.centroids.requires_grad
+
+
 def test_bad_input() -> None:
     query, key = normal(1, 1, 10, 4), normal(1, 1, 20, 4)
-    with pytest.raises(
-        ConfigError, match="query_clusters must be between 1 and the 10 query tokens, got 11"
-    ):
-        co_cluster(query, key, 11, 5)
-    with pytest.raises(ConfigError, match="key_clusters"):
-        k_means(query, key, 5, 21)
     with pytest.raises(ConfigError, match="iterations"):
         co_cluster(query, key, 2, 2, iterations=0)
+    with pytest.raises(NonFiniteError, match="initial key centroids hold NaN"):
+        co_cluster(query, key, 2, 2, initial=(query[:, :, :2], key[:, :, :2] * torch.nan))
     with pytest.raises(
         ShapeError, match=r"initial key centroids must be \[1, 1, 3, 4\], got \[1, 1, 2, 4\]"
     ):

@@ -27,6 +27,15 @@ from svoo.errors import ConfigError
         ("clustering", "spectral"),
         ("budget_unit", "pages"),
         ("budget_range", (0.3, 0.2)),
+        ("budget_range", (0.1, 0.2, 0.3)),
+        ("mass", "a"),
+        ("mass", None),
+        ("theta", "x"),
+        ("seed", 0.5),
+        ("seed", -1),
+        ("compensate", "no"),
+        ("share_branches", None),
+        ("backend", None),
     ],
 )
 def test_bad_values_are_refused_by_name(setting: str, value: Any) -> None:

@@ -1,14 +1,19 @@
 import json
+import math
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 
 from svoo import demo
 from svoo.demo import MODES, run_modes, write_results
+from svoo.metrics import Likeness
+from svoo.plugin.trial import Trial
 from svoo.video import read_video
 
 SIZES = {"num_inference_steps": 5, "num_frames": 17, "height": 128, "width": 128}
@@ -23,7 +28,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         trials = run_modes("a <red> fox", on_step=lambda *progress: seen.append(progress), **SIZES)
         assert [trial.name for trial in trials] == list(MODES)
         assert seen[0] == ("dense", 1, 15) and seen[-1] == ("default", 15, 15)
-        return write_results(trials, "a <red> fox", tmp_path_factory.mktemp("demo"))
+        out = tmp_path_factory.mktemp("demo")
+        return write_results(trials, "a <red> fox", out, seed=0, **SIZES)
 
 
 def test_everything_is_written(page: Path) -> None:
@@ -43,6 +49,35 @@ def test_everything_is_written(page: Path) -> None:
         assert row["lpips"] is None and "svoo weights lpips" in row["why_no_lpips"]
         assert len(row["density_by_layer_and_head"][0]) == tiny.HEADS
     assert results["machine"]["torch"]
+    assert results["seed"] == 0 and results["num_frames"] == 17
+    assert dense["config"] is None and paper["config"]["compensate"] is False
+
+
+def test_equal_videos_and_a_recall_that_is_not_known_are_valid_json(tmp_path: Path) -> None:
+    frames = np.zeros((1, 16, 16, 3), dtype=np.float32)
+    layer = {"density_by_head": [1.0]}
+    stats = {"seconds": {}, "layers": [layer], "density": 1.0}
+    alike = Likeness(math.inf, 1.0, None, "no weights")
+    trial = Trial("paper", None, frames, 1.0, 2.0, 0.1, 1.0, math.nan, stats, alike)
+    page = write_results([trial], "a fox", tmp_path)
+    row = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+    assert (row["modes"][0]["psnr"], row["modes"][0]["recall"]) == (None, None)
+    assert "equal" in page.read_text()
+
+
+def test_the_embedded_model_itself_is_shown(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {
+        "num_inference_steps": 2,
+        "num_frames": 5,
+        "height": 48,
+        "width": 80,
+    }
+    with pytest.warns(UserWarning, match="the profile was measured with 7488 video tokens"):
+        trials = run_modes("a red circle moves left over a checkered floor", **sizes)
+    page = write_results(trials, "a red circle", tmp_path, **sizes)
+    rows = json.loads((tmp_path / "results.json").read_text())["modes"]
+    assert page.exists() and len(rows[2]["density_by_layer_and_head"]) == 6
+    assert rows[2]["psnr"] > 15
 
 
 def test_the_page_needs_nothing_else(page: Path) -> None:
@@ -61,3 +96,4 @@ def test_a_browser_plays_it_on_a_phone(page: Path, tmp_path: Path) -> None:
     command += ["--virtual-time-budget=5000", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert 'data-playable="3"' in done.stdout, done.stderr[-2000:]
+    assert 'data-fits="true"' in done.stdout

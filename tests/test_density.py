@@ -1,10 +1,12 @@
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from making import Case, cases, normal
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from svoo import density as density_module
 from svoo import required_density
@@ -43,6 +45,28 @@ def test_chunks_do_not_change_it(monkeypatch: pytest.MonkeyPatch, exact: bool) -
     monkeypatch.setattr(density_module, "_SORTED_ELEMENTS", 21 * 5)
     monkeypatch.setattr(density_module, "_BINNED_ELEMENTS", 21 * 5)
     assert torch.equal(required_density(query, key, exact=exact).value, whole)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that a tensor made meanwhile has."""
+
+    numbers = 0
+
+    def __torch_dispatch__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.numbers = max(self.numbers, made.numel())
+        return made
+
+
+def test_histograms_of_all_rows_are_never_held_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(density_module, "_BINNED_ELEMENTS", 1 << 13)
+    query, key = normal(1, 1, 400, 8), normal(1, 1, 50, 8, seed=1)
+    with Largest() as largest:  # type: ignore[no-untyped-call]
+        required_density(query, key, exact=False)
+    assert largest.numbers <= 1 << 13  # 400 rows of 1024 bins would be 50 times as many
 
 
 @given(

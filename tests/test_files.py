@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,20 @@ def test_a_failed_write_keeps_the_old_file(
     monkeypatch.undo()
     assert path.read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == ["f"]
+
+
+def test_the_content_is_on_the_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "f", []
+
+    def sync(_file: int) -> None:
+        synced.append((tmp_path / ".f.partial").read_bytes())
+        assert not path.exists()
+
+    monkeypatch.setattr(os, "fsync", sync)
+    write_whole(path, b"new")
+    assert synced == [b"new"] and path.read_bytes() == b"new"
 
 
 def test_folders_are_made_and_the_old_file_replaced(tmp_path: Path) -> None:

@@ -2,14 +2,23 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import scipy.stats
 import torch
 from making import made_profile
 from PIL import Image
 
-from svoo.errors import FileError, ProfileError
-from svoo.inspection import compare, layer_rows, spread, write_page, write_picture
+from svoo.errors import ConfigError, FileError, ProfileError
+from svoo.inspection import (
+    compare,
+    draw,
+    layer_rows,
+    leave_out,
+    spread,
+    write_page,
+    write_picture,
+)
 
 
 def test_rows_are_the_statistics_of_their_layer() -> None:
@@ -36,11 +45,29 @@ def test_spread_finds_the_axis_that_varies() -> None:
         found = vars(spread(replace(made_profile(), density=varied)))
         for other in ("inputs", "steps", "layers", "heads"):
             assert (found[other] > 0.1) == (other == name)
-    assert spread(made_profile()).sampling == pytest.approx(
-        float(0.01 * made_profile().density[..., 1].mean())
-    )
-    skipped = spread(made_profile(), skip_steps=1).mean
-    assert skipped == pytest.approx(float(made_profile().density[:, 1:, ..., 1].mean()))
+
+
+def test_standard_errors_have_a_mean_and_a_maximum_or_are_unknown() -> None:
+    profile = made_profile()
+    assert profile.error is not None
+    error = profile.error[..., 1].double().numpy()
+    of_head = np.sqrt((error**2).sum(axis=1)) / error.shape[1]
+    found = spread(profile).sampling
+    assert found is not None
+    assert (found.entry, found.worst_entry) == pytest.approx((error.mean(), error.max()))
+    assert (found.head, found.worst_head) == pytest.approx((of_head.mean(), of_head.max()))
+    assert spread(replace(profile, error=None)).sampling is None
+
+
+def test_the_first_steps_are_left_out() -> None:
+    profile = made_profile()
+    later = leave_out(profile, 0.25)
+    assert torch.equal(later.density, profile.density[:, 1:])
+    assert torch.equal(later.sigma, profile.sigma[1:]) and len(later.stage) == 3
+    assert later.error is not None and later.error.shape == later.density.shape
+    for part in (-0.1, 0.9, 1.0, float("nan")):
+        with pytest.raises(ConfigError, match="of 4 steps left out leaves none"):
+            leave_out(profile, part)
 
 
 def test_comparison_agrees_with_scipy_and_names_the_worst_heads() -> None:
@@ -80,7 +107,24 @@ def test_page_and_picture(tmp_path: Path) -> None:
     page = (tmp_path / "p.html").read_text()
     assert "&lt;tiny &amp; mean&gt;" in page and "<tiny" not in page
     assert page.count("<tr><td>") >= 5
+    found = spread(made_profile()).sampling
+    assert found is not None
+    for figure in vars(found).values():
+        assert f"{figure:.4f}" in page
+    write_page(replace(made_profile(), error=None), tmp_path / "unknown.html")
+    assert "sampling rows: unknown." in (tmp_path / "unknown.html").read_text()
     assert not re.search(r'(src|href)="(?!data:)', page)  # nothing is fetched from elsewhere
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FileError, match="cannot write"):
         write_page(made_profile(), tmp_path / "file" / "p.html")
+
+
+def test_pictures_say_what_they_show() -> None:
+    heat, by_layer, by_step, budget = draw(made_profile()).axes[:4]
+    for axis in (heat.xaxis, heat.yaxis, by_layer.xaxis, budget.xaxis, budget.yaxis):
+        assert all(float(place).is_integer() for place in axis.get_ticklocs())
+    assert "band over inputs" in by_layer.get_title()
+    assert "noise level" in by_step.get_title()
+    one = made_profile().density[:1]
+    alone = draw(replace(made_profile(), density=one, error=None)).axes[1]
+    assert "one input: no band" in alone.get_title()

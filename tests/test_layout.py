@@ -17,11 +17,25 @@ def test_text_behind_or_before_the_video() -> None:
 
 
 def test_another_length_is_refused_with_both_numbers() -> None:
-    VideoLayout(2, 3, 4).check(24)
+    VideoLayout(2, 3, 4).check(1, 24)
     with pytest.raises(
         ShapeError, match=r"2 x 3 x 4 .* \+ 5 text tokens = 29, but the tensors have 30"
     ):
-        VideoLayout(2, 3, 4, text=5).check(30)
+        VideoLayout(2, 3, 4, text=5).check(1, 30)
+
+
+@pytest.mark.parametrize("text_first", [False, True])
+def test_which_tokens_are_padding(text_first: bool) -> None:
+    assert VideoLayout(1, 1, 2, text=3).real_tokens() is None
+    valid = torch.tensor([3, 1])
+    layout = VideoLayout(1, 1, 2, text=3, text_first=text_first, valid_text=valid)
+    real, padding = layout.real_tokens(), layout.padding
+    assert real is not None and padding is not None
+    assert real.int().tolist() == [
+        [1, 1, 1, 1, 1],
+        [1, 0, 0, 1, 1] if text_first else [1, 1, 1, 0, 0],
+    ]
+    assert padding.tolist() == [0, 2]
 
 
 def test_an_empty_grid_is_refused() -> None:

@@ -68,13 +68,16 @@ def test_the_mask_agrees_with_labels_and_density(case: Case, ordered: bool) -> N
 def test_permute_and_restore_are_exact_inverses(case: Case) -> None:
     query, key, _ = case.tokens()
     plan = case.plan(compensate=False)
-    assert torch.equal(plan.restore_queries(plan.permute_queries(query)), query)
-    blocks = plan.key_blocks().gather(
-        2, plan.key_order if plan.key_order is not None else torch.zeros(0)
-    )
-    assert bool((blocks.diff(dim=-1) >= 0).all())  # permuted keys stand block by block
-    assert plan.permute_keys(key).shape == key.shape
-    assert torch.equal(plan.restore_queries(plan.permute_queries(query)[..., 0]), query[..., 0])
+    assert plan.query_order is not None and plan.key_order is not None
+    permuted, permuted_keys = plan.permute_queries(query), plan.permute_keys(key)
+    for b in range(case.batch):
+        for h in range(case.heads):
+            assert torch.equal(permuted[b, h], query[b, h, plan.query_order[b, h]])
+            assert torch.equal(permuted_keys[b, h], key[b, h, plan.key_order[b, h]])
+            blocks = plan.key_blocks()[b, h, plan.key_order[b, h]]
+            assert bool((blocks.diff() >= 0).all())  # permuted keys stand block by block
+    assert torch.equal(plan.restore_queries(permuted), query)
+    assert torch.equal(plan.restore_queries(permuted[..., 0]), query[..., 0])
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,11 @@ def test_permute_and_restore_are_exact_inverses(case: Case) -> None:
         ({"query_sizes": torch.tensor([[[1, 3]]])}, r"query_sizes must be \[1, 2, 2\]"),
         ({"compensate": torch.ones(1, 2, 2, dtype=torch.bool)}, r"compensate must be \[1, 2, 3\]"),
         ({"key_order": torch.arange(5)}, r"key_order must be \[1, 2, tokens\]"),
+        (
+            {"key_sizes": torch.tensor([[[2, 0, 3], [1, 3, 1]]]).int()},
+            r"key_sizes must be int64, got torch.int32: use key_sizes.long\(\)",
+        ),
+        ({"query_order": torch.zeros(1, 2, 4)}, "query_order must be int64, got torch.float32"),
         (
             {"key_sizes": torch.tensor([[[2, 0, 3], [1, 3, 2]]])},
             "key_sizes must sum to 5 tokens .* 5 to 6",
@@ -107,6 +115,28 @@ def test_a_plan_that_contradicts_itself_is_refused(changes: dict[str, Any], mess
     with pytest.raises(PlanError, match=message):
         BlockPlan(**good(**changes))
     BlockPlan(**good(**changes), check=False)  # trusted makers are not checked
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.full((1, 2, 4), 2), "query_labels must be from 0 to 1, .* got 2 to 2"),
+        (torch.full((1, 2, 4), -1), "got -1 to -1"),
+        (
+            torch.zeros(1, 2, 4),
+            r"whole numbers \[1, 2, tokens\] .*, got torch.float32 \[1, 2, 4\]",
+        ),
+        (torch.zeros(2, 4).long(), r"got torch.int64 \[2, 4\]"),
+        (torch.zeros(2, 2, 4).long(), r"got torch.int64 \[2, 2, 4\]"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(labels: torch.Tensor, message: str) -> None:
+    keep = torch.ones(1, 2, 2, 3, dtype=torch.bool)
+    fine = torch.zeros(1, 2, 5, dtype=torch.int64)
+    with pytest.raises(PlanError, match=message):
+        BlockPlan.from_labels(labels, fine, keep)
+    with pytest.raises(PlanError, match="key_labels"):
+        BlockPlan.from_labels(fine, fine + 3, keep)
 
 
 def test_an_empty_query_block_may_keep_nothing() -> None:
@@ -144,9 +174,7 @@ def test_text_and_padding_blocks(text_first: bool) -> None:
     real = [mask[0].float().mean(dim=(1, 2)), _without(mask[1], padding).float().mean(dim=(1, 2))]
     torch.testing.assert_close(plan.density(torch.tensor([0, 3])), torch.stack(real))
     assert plan.compensate is not None
-    assert not bool(
-        plan.compensate[:, :, -2:].any()
-    )  # neither text nor padding is ever compensated
+    assert not bool(plan.compensate[:, :, -2:].any())  # neither text nor padding ever is
 
 
 def _without(mask: torch.Tensor, tokens: list[int]) -> torch.Tensor:

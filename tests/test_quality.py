@@ -4,11 +4,13 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 from making import Case, cases, normal
 
+from svoo import SVOOConfig, VideoLayout, run_plan
 from svoo import quality as quality_module
-from svoo import run_plan
-from svoo.errors import ShapeError
+from svoo.errors import PlanError, ShapeError
+from svoo.methods.svoo import make_plan
 from svoo.quality import assess, output_error, recall
 
 
@@ -55,6 +57,39 @@ def test_assess_compares_with_and_without_compensation() -> None:
     torch.testing.assert_close(found.density, plan.density())
     bare = assess(query, key, value, case.plan(compensate=False))
     assert torch.equal(bare.error, bare.error_uncompensated)
+
+
+@given(text=st.integers(1, 6), first=st.booleans(), mass=st.sampled_from((0.5, 1.0)))
+def test_padding_counts_neither_as_key_nor_as_query(text: int, first: bool, mass: float) -> None:
+    valid = torch.tensor([text, text // 2])
+    layout = VideoLayout(2, 3, 4, text=text, text_first=first, valid_text=valid)
+    query, key, value = (normal(2, 2, layout.tokens, 8, seed=seed) for seed in range(3))
+    config = SVOOConfig(mass=mass, query_clusters=3, key_clusters=6)
+    plan = make_plan(query, key, config, layout=layout)
+    found = assess(query, key, value, plan, layout=layout, backend="reference")
+    mask, output = plan.to_dense_mask(), run_plan(query, key, value, plan, backend="reference")
+    for b in range(2):
+        start = layout.text_start + int(valid[b])
+        padding = range(start, layout.text_start + text)
+        real = [token for token in range(layout.tokens) if token not in padding]
+        logits = query[b][:, real] @ key[b][:, real].mT / math.sqrt(8)
+        weights = logits.softmax(dim=-1)
+        kept = (weights * mask[b][:, real][:, :, real]).sum(dim=-1).mean(dim=-1)
+        torch.testing.assert_close(found.recall[b], kept)
+        exact = weights @ value[b][:, real]
+        error = output_error(output[b : b + 1][:, :, real], exact.unsqueeze(0))[0]
+        torch.testing.assert_close(found.error[b], error, atol=1e-5, rtol=1e-4)
+    if mass == 1:
+        torch.testing.assert_close(found.recall, torch.ones(2, 2))
+        assert found.density.tolist() == [[1.0, 1.0]] * 2
+        assert found.error.max() < 1e-5
+
+
+def test_a_plan_for_other_tensors_is_refused() -> None:
+    case = Case(1, 2, 60, 50, 8, 4, 6, seed=1)
+    query, key, _ = case.tokens()
+    with pytest.raises(PlanError, match=r"\[1, 2, 59, 50\], the plan is for \[1, 2, 60, 50\]"):
+        recall(query[:, :, 1:], key, case.plan(compensate=False))
 
 
 def test_output_error_is_relative() -> None:

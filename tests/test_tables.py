@@ -32,6 +32,16 @@ def test_a_profile_shows_the_mass_asked_for_or_its_last() -> None:
     assert heads in text
 
 
+def test_the_standard_error_is_shown_with_its_maximum_or_as_unknown() -> None:
+    profile = made_profile()
+    text = " ".join(printed(*profile_tables(profile)).split())
+    assert profile.error is not None
+    error = profile.error[..., 1]
+    assert f"of an entry {error.mean():.4f} (at most {error.max():.4f}), of a head" in text
+    unknown = " ".join(printed(*profile_tables(replace(profile, error=None))).split())
+    assert unknown.endswith("standard error unknown")
+
+
 def test_a_profile_equals_itself() -> None:
     text = printed(*comparison_tables(made_profile(), made_profile(), 0.9))
     assert "correlation 1.000, of ranks 1.000; first less second +0.000" in text

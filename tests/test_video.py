@@ -1,3 +1,4 @@
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -41,3 +42,14 @@ def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
         read_video(tmp_path / "v.mp4")
     with pytest.raises(ConfigError, match="cannot read the video"):
         read_video(tmp_path / "none.mp4")
+    with wave.open(str(tmp_path / "sound.wav"), "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", ""))
+        sound.writeframes(bytes(1600))
+    with pytest.raises(ConfigError, match="it holds no video"):
+        read_video(tmp_path / "sound.wav")
+
+
+def test_odd_sides_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="mp4 needs even sides, got 48 x 31"):
+        write_video(clip()[:, :31], tmp_path / "v.mp4")
+    assert list(tmp_path.iterdir()) == []

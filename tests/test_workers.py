@@ -1,10 +1,15 @@
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier, get_ident
 
 import pytest
 import torch
 
-from svoo.workers import find_crew
+from svoo.workers import _find_openmp_pause, find_crew
+
+
+def _count_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def test_every_worker_takes_part_on_one_torch_thread() -> None:
@@ -16,12 +21,8 @@ def test_every_worker_takes_part_on_one_torch_thread() -> None:
         all_here.wait()
         seen[tool] = get_ident(), torch.get_num_threads(), torch.is_grad_enabled()
 
-    torch.set_num_threads(3)
-    try:
-        find_crew(3).run(job, ["hammer", "saw", "plane"])
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
+    find_crew(3).run(job, ["hammer", "saw", "plane"])
+    assert torch.get_num_threads() == before
     assert {threads for _, threads, _ in seen.values()} == {1}
     assert len({worker for worker, _, _ in seen.values()}) == 3
     assert seen["hammer"][0] == get_ident()
@@ -42,8 +43,25 @@ def test_crews_are_kept() -> None:
 
 
 def test_torch_computes_in_parallel_again_after_its_threads_were_sent_to_sleep() -> None:
-    find_crew(2).run(lambda _: None, [1, 2])
-    large = torch.ones(2_000_000)
-    assert large.exp().sum().isfinite()
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(lambda: float(large.sum())).result() == 2_000_000
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        find_crew(2).run(lambda _: None, [1, 2])
+        asleep, large = _count_threads(), torch.ones(2_000_000)
+        large.exp()
+        if _find_openmp_pause() is not None:
+            assert _count_threads() == asleep + 1  # OpenMP's second thread is there again
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(lambda: float(large.sum())).result() == 2_000_000
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_crew_of_one_leaves_the_threads_as_they_were() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        find_crew(1).run(lambda _: None, [1])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

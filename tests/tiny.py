@@ -386,9 +386,14 @@ def build(name: str) -> Any:
 
 def generate(pipe: Any, *, steps: int = 4, seed: int = 0, **settings: Any) -> torch.Tensor:
     """Return frames `[frames, 3, height, width]` of a 64 x 64 clip of 9 frames."""
+    return generate_all(pipe, steps=steps, seed=seed, **settings)[0]
+
+
+def generate_all(pipe: Any, *, steps: int = 4, seed: int = 0, **settings: Any) -> torch.Tensor:
+    """Return the frames of every video of a call, `[videos, frames, 3, height, width]`."""
     arguments = call_arguments(pipe, steps)
     arguments["generator"] = torch.Generator().manual_seed(seed)
-    frames: torch.Tensor = pipe(**(arguments | settings)).frames[0]
+    frames: torch.Tensor = pipe(**(arguments | settings)).frames
     return frames
 
 

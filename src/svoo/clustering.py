@@ -21,10 +21,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from svoo.checks import accumulation_dtype, check_tokens, seeded
+from svoo.checks import accumulation_dtype, check_tokens, plainly, seeded
 from svoo.cpp import clusters as cpp
 from svoo.cpp import why_no_cpp
-from svoo.errors import BackendUnavailableError, ConfigError, ShapeError
+from svoo.errors import BackendUnavailableError, ConfigError, NonFiniteError, ShapeError
 from svoo.kernels import why_no_kernels
 
 _CHUNK_ELEMENTS = 1 << 20  # scores held at a time
@@ -51,6 +51,11 @@ class CoClusters:
     query: Clusters
     key: Clusters
 
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.query.centroids.device
+
 
 Centroids = tuple[Tensor, Tensor]
 Implementation = Literal["auto", "triton", "cpp", "torch"]
@@ -64,6 +69,7 @@ def default_clusters(tokens: int, fineness: float = 1.0) -> tuple[int, int]:
     return query, key
 
 
+@plainly
 def co_cluster(
     query: Tensor,
     key: Tensor,
@@ -104,6 +110,7 @@ def co_cluster(
     return clusters
 
 
+@plainly
 def k_means(
     query: Tensor,
     key: Tensor,
@@ -132,6 +139,8 @@ def k_means(
             # argmin |x - c|^2 = argmax <x, c> - |c|^2 / 2
             bias = -0.5 * centres.square().sum(dim=-1)
             labels = _assign(tokens, _centred(centres), bias, by=by)
+            if by == "torch":
+                labels = _first_alike(centres, labels)
             side = _gather_up(tokens, labels, centres, by=by)
             centres = side.centroids
         assert side is not None
@@ -139,6 +148,7 @@ def k_means(
     return CoClusters(*sides)
 
 
+@plainly
 def from_labels(
     query: Tensor, key: Tensor, query_labels: Tensor, key_labels: Tensor, counts: tuple[int, int]
 ) -> CoClusters:
@@ -211,6 +221,8 @@ def _start(
             raise ShapeError(
                 f"initial {name} centroids must be {list(expected)}, got {list(given.shape)}"
             )
+        if check and not bool(torch.isfinite(given).all()):
+            raise NonFiniteError(f"initial {name} centroids hold NaN or infinity")
     return initial[0].to(dtype), initial[1].to(dtype)
 
 
@@ -224,12 +236,24 @@ def _assign_by_affinity(
 ) -> Tensor:
     """Return the label `[B, H, N]` of the centroid that `others` see most as they see a token."""
     labels = _assign(tokens, _seen_by(centroids, others), by=by)
-    if others.shape[2] > 1:
-        return labels
-    # A single centroid sees 1, 0 or -1, so most clusters tie, and a matrix product may round
-    # equal columns differently: take the first that is seen alike.
-    seen = _unit_rows(centroids @ others.transpose(2, 3))
-    first = (seen == seen.transpose(2, 3)).int().argmax(dim=-1)
+    if others.shape[2] == 1:  # it sees 1, 0 or -1, so most clusters tie
+        return _first_alike(_unit_rows(centroids @ others.transpose(2, 3)), labels)
+    return _first_alike(centroids, labels) if by == "torch" else labels
+
+
+def _first_alike(rows: Tensor, labels: Tensor) -> Tensor:
+    """Give tokens with the label of a row of `[B, H, C, F]` to the first row that equals it.
+
+    torch's matrix product may round equal columns differently, and then a later one wins; our own
+    kernels do not.
+    """
+    whole = torch.int64 if rows.dtype == torch.float64 else torch.int32
+    bits = (rows + 0.0).contiguous().view(whole).long()  # minus zero is zero
+    # Equal rows have equal sums of whole numbers, in whatever order they are added; others, as
+    # good as never.
+    factors = torch.randint(1 << 62, rows.shape[-1:], generator=seeded()).to(rows.device)
+    sums = (bits * (2 * factors + 1)).sum(dim=-1)
+    first = (sums.unsqueeze(-1) == sums.unsqueeze(-2)).int().argmax(dim=-1)
     return first.gather(2, labels)
 
 

@@ -47,6 +47,12 @@ class SVOOConfig:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
+        for name in ("mass", "theta", "ramp", "fineness"):
+            value = getattr(self, name)
+            _require(name, value, "a number", isinstance(value, int | float))
+        for name in ("share_branches", "compensate", "measure_recall"):
+            value = getattr(self, name)
+            _require(name, value, "True or False", isinstance(value, bool))
         _require("mass", self.mass, "a number in (0, 1]", 0 < self.mass <= 1)
         _require("theta", self.theta, "a number in [0, 1]", 0 <= self.theta <= 1)
         if isinstance(self.dense_steps, float):
@@ -64,8 +70,13 @@ class SVOOConfig:
                 _require_count(f"{name}_clusters", count, 1)
         _require_choice("clustering", self.clustering, ("co", "kmeans"))
         _require_choice("budget_unit", self.budget_unit, ("tokens", "clusters", "whole clusters"))
+        _require_count("seed", self.seed, 0)
+        _require("backend", self.backend, "the name of a backend", isinstance(self.backend, str))
+        expected = "two numbers, 0 <= low <= high <= 1"
+        is_pair = isinstance(self.budget_range, tuple) and len(self.budget_range) == 2
+        _require("budget_range", self.budget_range, expected, is_pair)
         low, high = self.budget_range
-        _require("budget_range", self.budget_range, "0 <= low <= high <= 1", 0 <= low <= high <= 1)
+        _require("budget_range", self.budget_range, expected, 0 <= low <= high <= 1)
 
     @classmethod
     def for_model(cls, model: str) -> SVOOConfig:

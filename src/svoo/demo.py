@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from svoo.config import SVOOConfig
 from svoo.doctor import describe_machine
 from svoo.files import write_whole
 from svoo.mini.pipeline import load
-from svoo.plugin.trial import Trial, run_trial
+from svoo.plugin.trial import Trial, run_trial, warm_up
 from svoo.video import write_video
 
 MODES = ("dense", "paper", "default")
@@ -38,6 +39,7 @@ def run_modes(
     pipe.set_progress_bar_config(disable=True)
     configs = (None, SVOOConfig.paper(model.name), SVOOConfig.for_model(model.name))
     call = {"prompt": prompt, **model.call_defaults, **sizes}
+    warm_up(pipe, call)
     trials: list[Trial] = []
     for place, (name, config) in enumerate(zip(MODES, configs, strict=True)):
 
@@ -59,8 +61,13 @@ def run_modes(
     return trials
 
 
-def write_results(trials: Sequence[Trial], prompt: str, out: Path) -> Path:
-    """Write videos, picture, figures and the page into a folder; return the page's path."""
+def write_results(
+    trials: Sequence[Trial], prompt: str, out: Path, *, seed: int = 0, **sizes: int
+) -> Path:
+    """Write videos, picture, figures and the page into a folder; return the page's path.
+
+    `seed` and `sizes` are those that `run_modes` was given: what is needed to repeat it.
+    """
     out.mkdir(parents=True, exist_ok=True)
     for trial in trials:
         write_video(trial.frames, out / f"{trial.name}.mp4")
@@ -69,27 +76,33 @@ def write_results(trials: Sequence[Trial], prompt: str, out: Path) -> Path:
     write_whole(out / "density.png", picture)
     results = {
         "prompt": prompt,
+        "seed": seed,
+        **sizes,
         "machine": describe_machine(),
         "modes": [figures(trial, trials[0]) for trial in trials],
     }
-    write_whole(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
+    text = json.dumps(results, indent=1, allow_nan=False)
+    write_whole(out / "results.json", (text + "\n").encode())
     write_whole(out / "index.html", _page(trials, results, picture, out).encode())
     return out / "index.html"
 
 
 def figures(trial: Trial, dense: Trial) -> dict[str, Any]:
-    """Return one row of the table."""
+    """Return one row of the table; None stands for what is not known or not finite (the PSNR of
+    equal videos)."""
     alike = trial.likeness
+    psnr = None if alike is None or math.isinf(alike.psnr) else alike.psnr
     return {
         "mode": trial.name,
+        "config": None if trial.config is None else vars(trial.config),
         "denoising_seconds": trial.denoising,
         "total_seconds": trial.total,
         "speed_up": dense.denoising / trial.denoising,
         "speed_up_end_to_end": dense.total / trial.total,
         "attention_speed_up": dense.attention / trial.attention,
         "density": trial.density,
-        "recall": trial.recall,
-        "psnr": None if alike is None else alike.psnr,
+        "recall": None if math.isnan(trial.recall) else trial.recall,
+        "psnr": psnr,
         "ssim": None if alike is None else alike.ssim,
         "lpips": None if alike is None else alike.lpips,
         "why_no_lpips": None if alike is None else alike.why_no_lpips,
@@ -118,14 +131,16 @@ def draw_density(trials: Sequence[Trial]) -> bytes:
     from matplotlib.figure import Figure
 
     sparse = [trial for trial in trials if trial.stats["density"] is not None]
-    figure = Figure(figsize=(4.5 * len(sparse), 3.6), layout="constrained")
-    for axes, trial in zip(figure.subplots(1, len(sparse), squeeze=False)[0], sparse, strict=True):
+    # Above one another and in large type, for a phone's narrow screen.
+    figure = Figure(figsize=(5, 3 * len(sparse)), layout="constrained")
+    for axes, trial in zip(figure.subplots(len(sparse), squeeze=False)[:, 0], sparse, strict=True):
         rows = [row["density_by_head"] for row in trial.stats["layers"]]
         heads = max(len(row) for row in rows if row)
         table = np.array([row or [1.0] * heads for row in rows])  # a dense layer computes all
         shown = axes.imshow(table, aspect="auto", vmin=0, vmax=1, cmap="viridis")
         title = f"{trial.name}: density {trial.density:.3f}"
         axes.set(title=title, xlabel="head", ylabel="layer")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         figure.colorbar(shown, ax=axes)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110)

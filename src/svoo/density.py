@@ -10,8 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from svoo.checks import accumulation_dtype, check_mass, check_tokens, default_scale, seeded
-from svoo.errors import ShapeError
+from svoo.checks import (
+    accumulation_dtype,
+    check_mass,
+    check_tokens,
+    default_scale,
+    plainly,
+    sample_rows,
+)
 
 _SORTED_ELEMENTS = 1 << 22  # logits held at a time
 _BINNED_ELEMENTS = 1 << 19  # fewer: they stay in a core's cache from one pass to the next
@@ -28,6 +34,7 @@ class DensityEstimate:
     error: Tensor
 
 
+@plainly
 def required_density(
     query: Tensor,
     key: Tensor,
@@ -54,11 +61,9 @@ def required_density(
     check_mass(*masses)
     check_tokens(query, key)
     tokens, keys = query.shape[2], key.shape[2]
-    if rows is not None and not 1 <= rows <= tokens:
-        raise ShapeError(f"rows must be between 1 and the {tokens} query tokens, got {rows}")
-    if rows is not None and rows < tokens:
-        picked = torch.randperm(tokens, generator=generator or seeded())[:rows]
-        query = query.index_select(2, picked.to(query.device))
+    picked = sample_rows(tokens, rows, generator, query.device)
+    if picked is not None:
+        query = query.index_select(2, picked)
     dtype = accumulation_dtype(query)
     scaled = query.to(dtype) * default_scale(query, scale)
     wanted = torch.tensor(masses, dtype=torch.float64, device=query.device)
@@ -67,7 +72,7 @@ def required_density(
     counts = torch.stack([count(*head, wanted) for head in heads])  # [B * H, rows, masses]
     fraction = torch.where(wanted < 1, counts, keys).unflatten(0, query.shape[:2]).to(dtype) / keys
     value = fraction.mean(dim=2)
-    if rows is None or rows >= tokens:
+    if rows is None or picked is None:
         error = torch.zeros_like(value)
     elif rows == 1:
         error = torch.full_like(value, math.inf)  # one row says nothing about the spread
@@ -92,22 +97,27 @@ def _count_by_sorting(query: Tensor, key: Tensor, masses: Tensor) -> Tensor:
 
 def _count_in_bins(query: Tensor, key: Tensor, masses: Tensor) -> Tensor:
     """Do the same to the resolution of a histogram, every weight taken as its bin's middle."""
-    depth = (
-        query / -BIN_WIDTH
-    )  # in bins below the row's largest logit, once its least is taken off
-    chunk = max(1, _BINNED_ELEMENTS // len(key))
+    # In bins below the row's largest logit, once its least is taken off.
+    depth = query / -BIN_WIDTH
+    chunk = max(1, _BINNED_ELEMENTS // max(len(key), _BINS))
     below = key.new_empty(min(chunk, len(query)), len(key))
     place = torch.empty_like(below, dtype=torch.int64)
-    histogram = key.new_zeros(len(query), _BINS)
     one = key.new_ones(1)
-    for part, bins in zip(depth.split(chunk), histogram.split(chunk), strict=True):
+    counts = []
+    for part in depth.split(chunk):
         here = torch.mm(part, key.T, out=below[: len(part)])
         here.sub_(here.amin(dim=-1, keepdim=True)).clamp_(max=_BINS - 1)
         index = place[: len(part)].copy_(here)
-        bins.scatter_add_(1, index, one.expand(index.shape))
-    middle = torch.arange(_BINS, dtype=torch.float64, device=key.device) + 0.5
+        histogram = key.new_zeros(len(part), _BINS)
+        histogram.scatter_add_(1, index, one.expand(index.shape))
+        counts.append(_read_histogram(histogram.double(), masses))
+    return torch.cat(counts)
+
+
+def _read_histogram(keys: Tensor, masses: Tensor) -> Tensor:
+    """Return how many keys are needed by rows whose keys lie in bins as `[rows, _BINS]` says."""
+    middle = torch.arange(_BINS, dtype=torch.float64, device=keys.device) + 0.5
     weight = torch.exp(-BIN_WIDTH * middle)
-    keys = histogram.double()
     reached = (keys * weight).cumsum(dim=-1)
     target = reached[:, -1:] * masses
     last = torch.searchsorted(reached, target).clamp(max=_BINS - 1)  # the bin where it is reached
@@ -117,6 +127,7 @@ def _count_in_bins(query: Tensor, key: Tensor, masses: Tensor) -> Tensor:
     return before + (missing / weight).ceil().clamp(min=1).minimum(inside.clamp(min=1))
 
 
+@plainly
 def logit_variance(query: Tensor, key: Tensor, *, scale: float | None = None) -> Tensor:
     """Return the mean over query rows of the variance of their logits over keys, `[B, H]`.
 
@@ -131,6 +142,7 @@ def logit_variance(query: Tensor, key: Tensor, *, scale: float | None = None) ->
     return factor * (_key_covariance(key) * second_moment).sum(dim=(2, 3))
 
 
+@plainly
 def gaussian_density(
     query: Tensor,
     key: Tensor,

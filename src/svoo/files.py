@@ -16,6 +16,8 @@ def write_whole(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_bytes(data)
+        with unfinished.open("r+b") as file:
+            os.fsync(file.fileno())  # else a power cut may leave the name without its content
         unfinished.replace(path)
     except OSError as error:
         with suppress(OSError):

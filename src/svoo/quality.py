@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from svoo.backends import run_plan
-from svoo.checks import accumulation_dtype, check_tokens, default_scale, seeded
-from svoo.errors import ShapeError
+from svoo.checks import accumulation_dtype, check_tokens, default_scale, plainly, sample_rows
+from svoo.layout import VideoLayout
 from svoo.plan import BlockPlan
 
 _CHUNK_ELEMENTS = 1 << 22  # logits held at a time
@@ -31,38 +31,46 @@ class Quality:
     error_uncompensated: Tensor
 
 
+@plainly
 def recall(
     query: Tensor,
     key: Tensor,
     plan: BlockPlan,
     *,
+    layout: VideoLayout | None = None,
     rows: int | None = None,
     scale: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Return the attention mass that falls on kept pairs, the mean over query rows: `[B, H]`.
 
-    Compensated pairs do not count as kept. `rows` samples query rows, the same ones for every
-    head. Rows go in chunks.
+    Compensated pairs do not count as kept; padding (see `layout`) counts neither as key nor as
+    query. `rows` samples query rows, the same ones for every head. Rows go in chunks.
     """
     check_tokens(query, key, finite=False)
+    plan.check_fits(query, key)
     tokens, keys = query.shape[2], key.shape[2]
-    if rows is not None and not 1 <= rows <= tokens:
-        raise ShapeError(f"rows must be between 1 and the {tokens} query tokens, got {rows}")
-    picked = torch.arange(tokens, device=query.device)
-    if rows is not None:
-        picked = torch.randperm(tokens, generator=generator or seeded())[:rows].to(query.device)
+    picked = sample_rows(tokens, rows, generator, query.device)
+    if picked is None:
+        picked = torch.arange(tokens, device=query.device)
+    real = _real_tokens(query, layout)
     dtype, factor = accumulation_dtype(query), default_scale(query, scale)
     query_blocks, key_blocks = plan.query_blocks(), plan.key_blocks()
     keys_transposed = key.to(dtype).transpose(2, 3)
     total = torch.zeros(query.shape[:2], dtype=dtype, device=query.device)
     for part in picked.split(max(1, _CHUNK_ELEMENTS // (query.shape[0] * query.shape[1] * keys))):
-        weights = (query[:, :, part].to(dtype) @ keys_transposed * factor).softmax(dim=-1)
+        logits = query[:, :, part].to(dtype) @ keys_transposed * factor
+        if real is not None:
+            logits = logits.masked_fill(~real[:, None, None], -torch.inf)
+        weights = logits.softmax(dim=-1)
         blocks = query_blocks[:, :, part].unsqueeze(-1)
         kept = plan.keep.gather(2, blocks.expand(*blocks.shape[:3], plan.keep.shape[3]))
         columns = key_blocks.unsqueeze(2).expand(*weights.shape)
-        total += (weights * kept.gather(3, columns)).sum(dim=(2, 3))
-    return total / len(picked)
+        found = (weights * kept.gather(3, columns)).sum(dim=3)
+        total += (found if real is None else found * real[:, None, part]).sum(dim=2)
+    if real is None:
+        return total / len(picked)
+    return total / real[:, picked].sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def output_error(output: Tensor, dense: Tensor) -> Tensor:
@@ -72,25 +80,45 @@ def output_error(output: Tensor, dense: Tensor) -> Tensor:
     return (difference / dense.to(dtype).square().sum(dim=(2, 3))).sqrt()
 
 
+def _real_tokens(query: Tensor, layout: VideoLayout | None) -> Tensor | None:
+    """Say which tokens are no padding, bool `[B, N]`; None: all are real."""
+    if layout is None:
+        return None
+    layout.check(query.shape[0], query.shape[2])
+    real = layout.real_tokens()
+    return None if real is None else real.to(query.device)
+
+
+@plainly
 def assess(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     plan: BlockPlan,
     *,
+    layout: VideoLayout | None = None,
     backend: str = "auto",
     scale: float | None = None,
     rows: int | None = None,
 ) -> Quality:
-    """Run a plan with and without its compensation and compare both with dense attention."""
+    """Run a plan with and without its compensation and compare both with dense attention.
+
+    Padding (see `layout`) counts neither as key nor as query.
+    """
     factor = default_scale(query, scale)
-    dense = scaled_dot_product_attention(query, key, value, scale=factor)
-    error = output_error(run_plan(query, key, value, plan, backend=backend, scale=factor), dense)
-    plain = error
+    real = _real_tokens(query, layout)
+    mask = None if real is None else real[:, None, None]
+    dense = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=factor)
+
+    def error_of(tried: BlockPlan) -> Tensor:
+        output = run_plan(query, key, value, tried, backend=backend, scale=factor)
+        if mask is None:
+            return output_error(output, dense)
+        return output_error(output * mask.mT, dense * mask.mT)
+
+    error = plain = error_of(plan)
     if plan.compensate is not None:
-        bare = replace(plan, compensate=None, check=False)
-        plain = output_error(
-            run_plan(query, key, value, bare, backend=backend, scale=factor), dense
-        )
-    kept = recall(query, key, plan, rows=rows, scale=factor)
-    return Quality(plan.density(), kept, error, plain)
+        plain = error_of(replace(plan, compensate=None, check=False))
+    padding = None if layout is None else layout.padding
+    kept = recall(query, key, plan, layout=layout, rows=rows, scale=factor)
+    return Quality(plan.density(padding), kept, error, plain)

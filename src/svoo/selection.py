@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from svoo.checks import check_budgets, check_mass, default_scale
+from svoo.checks import check_budgets, check_mass, default_scale, plainly
 from svoo.clustering import CoClusters
 from svoo.config import BudgetUnit
 
@@ -16,6 +16,7 @@ BlockScore = Callable[[CoClusters, Tensor, float], Tensor]
 """Ranks key blocks, larger first: (clusters, coarse mass `[B, H, Cq, Ck]`, scale) to scores."""
 
 
+@plainly
 def coarse_mass(clusters: CoClusters, *, scale: float | None = None) -> Tensor:
     """Return the softmax over key clusters that each query centroid sees, weighted by cluster
     sizes.
@@ -66,6 +67,7 @@ def _moments(tokens: Tensor, clusters: CoClusters) -> tuple[Tensor, Tensor]:
     return (square - mean.square()).clamp(min=0), mean
 
 
+@plainly
 def select_blocks(
     clusters: CoClusters,
     budgets: Tensor | None = None,
@@ -99,9 +101,10 @@ def select_blocks(
         count = non_empty.expand(order.shape[:3])
     if budgets is not None:
         check_budgets(budgets, *coarse.shape[:2], values=check)
-        budget = budgets.to(coarse).reshape(-1, coarse.shape[1], 1)
-        allowed = _allowed(budget, sizes, order, unit).clamp(min=1).minimum(non_empty)
-        count = torch.where(budget > theta, count.minimum(allowed), count.maximum(allowed))
+        budget = budgets.reshape(-1, coarse.shape[1], 1)
+        above = budget > theta  # in the budgets' own precision: float32's 0.1 is not above 0.1
+        allowed = _allowed(budget.to(coarse), sizes, order, unit).clamp(min=1).minimum(non_empty)
+        count = torch.where(above, count.minimum(allowed), count.maximum(allowed))
     ranks = torch.arange(order.shape[-1], device=order.device)
     return torch.zeros_like(order, dtype=torch.bool).scatter_(
         -1, order, ranks < count.unsqueeze(-1)

@@ -64,9 +64,13 @@ def profile_tables(profile: Profile, mass: float | None = None) -> tuple[Table, 
     sentence = (
         f"mean {found.mean:.3f}; standard deviation over inputs {found.inputs:.3f}, steps "
         f"{found.steps:.3f}, heads {found.heads:.3f}, layers {found.layers:.3f}; standard error "
-        f"of an entry {found.sampling:.4f}, of a head's mean over steps "
-        f"{found.sampling_of_mean:.4f}"
     )
+    if found.sampling is None:
+        return facts, layers, sentence + "unknown"
+    sentence += (
+        "of an entry {entry:.4f} (at most {worst_entry:.4f}), of a head's mean over steps "
+        "{head:.4f} (at most {worst_head:.4f})"
+    ).format(**vars(found.sampling))
     return facts, layers, sentence
 
 

@@ -24,6 +24,10 @@ def write_video(frames: Frames, path: Path, fps: int = FPS) -> None:
     """
     import av
 
+    if frames.shape[1] % 2 or frames.shape[2] % 2:
+        raise FileError(
+            f"cannot write {path}: mp4 needs even sides, got {frames.shape[2]} x {frames.shape[1]}"
+        )
     pixels = (frames.clip(0, 1) * 255).round().astype("uint8")
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".svoo-") as folder:
@@ -48,6 +52,8 @@ def read_video(path: Path) -> Frames:
 
     try:
         with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise ValueError("it holds no video")
             return np.stack(
                 [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
             )

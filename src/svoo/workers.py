@@ -26,7 +26,7 @@ class Crew:
         self.size = size
         self._pool = ThreadPoolExecutor(size - 1, "svoo") if size > 1 else None
         if self._pool is not None:
-            together = Barrier(size - 1)
+            together, threads = Barrier(size - 1), torch.get_num_threads()
 
             def begin(_worker: int) -> None:
                 torch.set_num_threads(1)
@@ -34,12 +34,12 @@ class Crew:
 
             list(self._pool.map(begin, range(size - 1)))
             # The workers' setting became the default of threads yet to come: put it back.
-            torch.set_num_threads(size)
+            torch.set_num_threads(threads)
 
     def run(self, job: Callable[[Tool], None], tools: Sequence[Tool]) -> None:
         """Run the job in every worker, each with a tool of its own; an error in one is raised
         here."""
-        inference = torch.is_inference_mode_enabled()
+        inference, threads = torch.is_inference_mode_enabled(), torch.get_num_threads()
 
         def take_part(tool: Tool) -> None:
             # Both modes belong to a thread, and a new thread has neither.
@@ -55,7 +55,7 @@ class Crew:
             take_part(tools[0])
         finally:
             _wait_for(others)
-            torch.set_num_threads(self.size)
+            torch.set_num_threads(threads)
         for other in others:
             other.result()
 

@@ -81,7 +81,8 @@ def test_when_none_can_run_every_reason_is_told(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(BackendUnavailableError, match="one: needs a moon\n  two: needs a star"):
         run_plan(*CASE.tokens(), CASE.plan(compensate=False))
     with pytest.raises(
-        BackendUnavailableError, match="^no backend can run this call\n  two: needs a star$"
+        BackendUnavailableError,
+        match="^the two backend cannot run this call\n  one: needs a moon\n  two: needs a star$",
     ):
         run_plan(*CASE.tokens(), CASE.plan(compensate=False), backend="two")
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from making import Case
+from making import Case, plan_on
 
 from svoo import run_plan
 from svoo.backends import blocked as blocked_module
@@ -31,3 +31,14 @@ def test_an_error_in_a_worker_reaches_the_caller(monkeypatch: pytest.MonkeyPatch
     case = Case(1, 2, 30, 30, 8, 3, 4, seed=2)
     with pytest.raises(MemoryError, match="no room"):
         run_plan(*case.tokens(), case.plan(compensate=False), backend="blocked")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_checked_plans_run_on_a_gpu(dtype: torch.dtype) -> None:
+    case = Case(2, 2, 90, 80, 8, 4, 5, seed=5)
+    plan = plan_on(torch.device("cuda"), case.plan(compensate=True))  # checked there
+    query, key, value = case.tokens(dtype)
+    exact = run_plan(query, key, value, case.plan(compensate=True), backend="reference")
+    output = run_plan(query.cuda(), key.cuda(), value.cuda(), plan, backend="blocked")
+    torch.testing.assert_close(output.cpu(), exact, atol=1e-5, rtol=1e-5)

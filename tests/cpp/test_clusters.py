@@ -84,4 +84,4 @@ def test_autocast_changes_no_label() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         clusters = co_cluster(query, key, 8, 20, iterations=1)
     plain = co_cluster(query, key, 8, 20, iterations=1)
-    assert (clusters.key.labels == plain.key.labels).float().mean() > 0.9
+    assert torch.equal(clusters.key.labels, plain.key.labels)

@@ -2,10 +2,12 @@ import torch
 from making import normal
 
 from svoo import LabelState, SVOOConfig, VideoLayout
+from svoo.checks import mix_seeds, seeded
 from svoo.methods.base import Call
 from svoo.methods.svoo import SVOOMethod, make_plan
 from svoo.plan import BlockPlan
 from svoo.schedule import Dense, Schedule
+from svoo.selection import by_expected_error
 
 LAYOUT = VideoLayout(3, 4, 5)
 QUERY, KEY, VALUE = (normal(1, 2, 60, 8, seed=seed) for seed in range(3))
@@ -102,6 +104,29 @@ def test_the_same_seed_gives_the_same_plan_and_another_another() -> None:
     one, two, three = method(), method(), method(seed=1)
     assert same_labels(plan_at(one, 0), plan_at(two, 0))
     assert not same_labels(plan_at(one, 0), plan_at(three, 0))
+
+
+def test_blocks_can_be_ranked_by_another_score() -> None:
+    config = SVOOConfig(dense_steps=0, query_clusters=4, key_clusters=8, mass=0.4)
+    layout = VideoLayout(3, 4, 4, text=12)
+    by_error = SVOOMethod(config, Schedule(config, 10, None), by_expected_error)
+    plan = by_error.plan(QUERY, KEY, VALUE, Call(0, 1, layout))
+    plain = SVOOMethod(config, Schedule(config, 10, None)).plan(
+        QUERY, KEY, VALUE, Call(0, 1, layout)
+    )
+    assert isinstance(plan, BlockPlan) and isinstance(plain, BlockPlan)
+    assert same_labels(plan, plain)
+    assert not torch.equal(plan.keep, plain.keep)
+    video = KEY[:, :, :48], VALUE[:, :, :48]
+    exact = make_plan(
+        QUERY,
+        KEY,
+        config,
+        layout=layout,
+        generator=seeded(mix_seeds(config.seed, 0, 1, 0)),
+        score=by_expected_error(*video),
+    )
+    assert torch.equal(plan.keep, exact.keep)
 
 
 def test_k_means_instead_of_co_clustering() -> None:

@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from svoo.errors import ModelError, ShapeError
-from svoo.mini.build import assemble, make_text_encoder, make_transformer, make_vae
-from svoo.mini.export import write_hashes
+from svoo.mini.build import (
+    assemble,
+    make_text_encoder,
+    make_tokenizer,
+    make_transformer,
+    make_vae,
+)
+from svoo.mini.export import WEIGHTS, write_hashes
 from svoo.mini.pipeline import MiniPipeline, check_weights, load
 
 PROMPT = "a red circle moves left over a checkered floor"
@@ -53,6 +59,22 @@ def test_unknown_words_are_warned_of_with_the_grammar(pipe: MiniPipeline) -> Non
         UserWarning, match="does not know dragon, flies; it was trained on\na COLOUR"
     ):
         generate(pipe, "a red dragon flies, left over a brick wall")
+
+
+def test_punctuation_and_capitals_change_nothing(pipe: MiniPipeline) -> None:
+    assert torch.equal(
+        generate(pipe), generate(pipe, "A red circle moves left, over a checkered floor.")
+    )
+
+
+def test_the_shipped_pipeline_is_small_and_does_what_its_parts_say() -> None:
+    assert sum(path.stat().st_size for path in WEIGHTS.rglob("*") if path.is_file()) < 20e6
+    shipped = load()
+    assert shipped.tokenizer.get_vocab() == make_tokenizer().get_vocab()
+    spoken = "A red circle moves left, over a checkered floor."
+    assert shipped.tokenizer(spoken)["input_ids"] == make_tokenizer()(PROMPT)["input_ids"]
+    shipped.set_progress_bar_config(disable=True)
+    assert torch.equal(generate(shipped), generate(shipped))
 
 
 @pytest.mark.parametrize(

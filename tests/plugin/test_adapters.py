@@ -26,6 +26,16 @@ def test_grids_come_from_the_latents_and_the_patch_size() -> None:
     assert len(find_attentions(hunyuan, adapter)) == 4  # two double blocks, then two single ones
 
 
+def test_coordinates_instead_of_sizes_leave_the_grid_unknown() -> None:
+    ltx = tiny.build("ltx-video").transformer
+    adapter = find_adapter(ltx)
+    assert adapter is not None
+    sizes = {"num_frames": 3, "height": 8, "width": 8}
+    assert adapter.grid(ltx, sizes) == (3, 8, 8)
+    assert adapter.grid(ltx, {"video_coords": torch.zeros(1, 3, 192)}) is None
+    assert adapter.grid(ltx, sizes | {"video_coords": torch.zeros(1, 3, 192)}) is None
+
+
 def test_both_experts_are_found_in_order() -> None:
     pipe = tiny.build("wan2.2-t2v")
     found = find_transformers(pipe)

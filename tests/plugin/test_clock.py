@@ -141,6 +141,17 @@ def test_a_bare_transformer_driven_by_hand(ticks: list[Tick]) -> None:
     assert handle.stats()["layers"][0]["sparse_calls"] == 4
 
 
+def test_another_number_of_steps_is_a_new_call(ticks: list[Tick]) -> None:
+    transformer = tiny.wan_transformer()
+    handle = apply(transformer, CONFIG)
+    drive(handle, transformer, 0, 1)
+    drive(handle, transformer, 0, 8)
+    drive(handle, transformer, 0, 8)  # the other branch
+    assert [(call, steps) for call, _, steps, _, _ in ticks] == [(1, 1), (2, 8), (2, 8)]
+    schedule = handle._runtime.schedule
+    assert schedule is not None and schedule.steps == 8
+
+
 def test_guidance_in_one_batch(ticks: list[Tick]) -> None:
     """Both branches in one forward: one tick a step, and each sample gets its own plan."""
     transformer = tiny.wan_transformer()

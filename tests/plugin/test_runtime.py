@@ -1,17 +1,21 @@
 """What an intercepted call does: layouts, masks, budgets, measuring."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
+from diffusers import FirstBlockCacheConfig
 
 from svoo import Profile, SVOOConfig, VideoLayout
+from svoo.errors import ProfileError
 from svoo.plugin.adapters import Adapter
 from svoo.plugin.handle import apply
 from svoo.plugin.runtime import Stage, _read_layout
 from svoo.profile import flow_sigmas
-from svoo.schedule import Dense
+from svoo.schedule import Dense, Sparse
 
 SETTINGS: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8, "dense_layers": 0}
 
@@ -22,8 +26,9 @@ def stage(*, prefix_mask: bool = False) -> Stage:
 
 
 def test_what_is_beyond_the_grid_is_text() -> None:
-    assert _read_layout(stage(), torch.zeros(1, 24, 2, 8), None) == VideoLayout(2, 3, 4)
-    assert _read_layout(stage(), torch.zeros(1, 29, 2, 8), None) == VideoLayout(2, 3, 4, 5)
+    for tokens, layout in ((24, VideoLayout(2, 3, 4)), (29, VideoLayout(2, 3, 4, 5))):
+        found = _read_layout(stage(), torch.zeros(1, tokens, 2, 8), None)
+        assert vars(found) == vars(layout)
 
 
 def test_a_prefix_mask_counts_the_real_text() -> None:
@@ -64,17 +69,41 @@ def profile(steps: int, values: torch.Tensor) -> Profile:
 
 
 def test_a_profiles_budget_follows_the_noise_level_not_the_index() -> None:
-    """50 steps in the profile, 6 in the run: each step gets the budget of its sigma."""
-    sigma = flow_sigmas(50, 3.0)
+    """50 steps in the profile, 30 in the run: each step gets the budget of its sigma."""
+    values = torch.rand(50, generator=torch.Generator().manual_seed(0))
     pipe = tiny.build("wan2.1-t2v")
-    config = SVOOConfig(dense_steps=0, mass=0.5, **SETTINGS)
-    with apply(pipe, config, profile=profile(50, sigma.float())) as handle:
-        tiny.generate(pipe, steps=6)
+    config = SVOOConfig(dense_steps=0, mass=0.5, budget_range=(0, 1), **SETTINGS)
+    with apply(pipe, config, profile=profile(50, values)) as handle:
+        tiny.generate(pipe, steps=30, output_type="latent")
         schedule = handle._runtime.schedule
         assert schedule is not None
-        assert schedule.budgets is not None
-        expected = pipe.scheduler.sigmas[:6].float().clamp(sigma[-1].item(), 1.0)
-        torch.testing.assert_close(schedule.budgets[:, 2, 3], expected, atol=1e-3, rtol=0)
+        levels = flow_sigmas(50, 3.0).flip(0)
+        for step, sigma in enumerate(pipe.scheduler.sigmas[:30].tolist()):
+            decision = schedule.at(step, 2)
+            assert isinstance(decision, Sparse) and decision.budgets is not None
+            by_hand = float(np.interp(sigma, levels, values.flip(0)))
+            assert decision.budgets.tolist() == pytest.approx([by_hand] * 4, abs=1e-4)
+
+
+def test_a_profile_of_two_experts_is_not_for_one() -> None:
+    two = replace(profile(4, torch.full((4,), 0.3)), stage=torch.tensor([0, 0, 1, 1]))
+    pipe = tiny.build("wan2.1-t2v")
+    with pytest.raises(ProfileError, match=r"has 2 stages .*; the pipeline has 1"):
+        apply(pipe, profile=two)
+    assert "_svoo_handle" not in pipe.transformer.__dict__
+
+
+def test_a_profile_of_another_model_is_used_with_a_warning() -> None:
+    pipe = tiny.build("wan2.1-t2v")
+    given = profile(4, torch.full((4,), 0.3))
+    other = replace(given, provenance={"model": "wan2.1-t2v-14b"})
+    apply(pipe, profile=other).remove()  # nobody knows what this pipeline is
+    pipe.register_to_config(_name_or_path="Wan-AI/Wan2.1-T2V-1.3B-Diffusers")
+    text = r"measured on wan2\.1-t2v-14b, this pipeline is wan2\.1-t2v-1\.3b"
+    with pytest.warns(UserWarning, match=text):
+        apply(pipe, profile=other)
+    apply(pipe, profile=replace(given, provenance={"model": "wan2.1-t2v-1.3b"}))
+    apply(pipe, profile=given)
 
 
 def test_a_profile_of_another_size_is_used_with_a_warning() -> None:
@@ -130,3 +159,17 @@ def test_recall_is_measured_when_asked() -> None:
     with apply(pipe, config) as handle:
         tiny.generate(pipe, steps=3)
         assert all(0.3 < row["recall"] < 1 for row in handle.stats()["layers"])
+
+
+def test_layers_that_a_cache_skips_in_the_warm_up_are_measured_later() -> None:
+    pipe = tiny.build("wan2.1-t2v")
+    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.6))
+    with apply(pipe, SVOOConfig(dense_steps=2, mass=0.5, **SETTINGS)) as handle:
+        tiny.generate(pipe, steps=10)
+        schedule, rows = handle._runtime.schedule, handle.stats()["layers"]
+        measured = set(handle._runtime._measured)
+    reason = "skipped in the warm-up, dense to measure its budgets"
+    assert any(reason in row["dense_reasons"] for row in rows)
+    assert measured == {(0, layer) for layer in range(3)}
+    assert schedule is not None and schedule.budgets is not None
+    assert bool((schedule.budgets[-1] > 0).all())

@@ -1,5 +1,6 @@
 import time
 
+import pytest
 import torch
 
 from svoo.plugin.stats import LayerStats, RunningMean, Stopwatch, summarise
@@ -20,6 +21,48 @@ def test_phases_add_up() -> None:
     seconds = watch.seconds()
     assert 0.02 <= seconds["attention"] < 1
     assert seconds["clustering"] == 0
+
+
+class FakeEvent:
+    """Stands for a CUDA event: passed once `passed` says so."""
+
+    passed = False
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool:
+        return self.passed
+
+    def synchronize(self) -> None:
+        self.passed = True
+
+    def elapsed_time(self, _end: object) -> float:
+        return 500.0
+
+
+def test_events_that_have_passed_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    watch = Stopwatch()
+    for _ in range(3):
+        with watch.phase("attention", torch.device("cuda")):
+            pass
+    pairs = watch._events["attention"]
+    watch.fold()
+    assert len(pairs) == 3  # none has passed, and nobody waits
+    pairs[0][1].synchronize()
+    pairs[1][1].synchronize()
+    watch.fold()
+    assert len(pairs) == 1
+    assert watch.seconds()["attention"] == 1.5
+    assert not pairs
+
+
+def test_a_mean_follows_its_layer_to_another_device() -> None:
+    mean = mean_of(torch.tensor([0.5]), torch.empty(1, device="meta"))
+    assert mean._sum is not None and mean._sum.device.type == "meta"
 
 
 def test_a_layers_numbers_are_means_over_calls() -> None:

@@ -1,12 +1,15 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import svoo
 from svoo import Profile
 from svoo.catalogue import find_model
 from svoo.errors import ProfileError
 from svoo.files import cache_folder
+from svoo.mini import load
 from svoo.plugin.stored import find_profile
 from svoo.profile import flow_sigmas
 
@@ -25,6 +28,18 @@ def profile(model: str, layers: int, heads: int) -> Profile:
     return Profile(density, flow_sigmas(4, 5.0), torch.zeros(4).long(), masses, {"model": model})
 
 
+def test_the_embedded_model_finds_the_profile_that_is_shipped_with_it(cache: Path) -> None:
+    profile("mini", 6, 4).save(cache / "a.safetensors")  # the shipped one comes first
+    pipe = load()
+    with svoo.apply(pipe) as handle:
+        found = handle._runtime.profile
+        assert found is not None and found.inputs >= 8
+        assert found.provenance["model"] == "mini" and found.provenance["method"] == "measured"
+        assert "from a profile (" in handle.stats()["budgets"]
+    shipped = Profile.load(Path(svoo.__file__).parent / "mini" / "profile.safetensors")
+    assert torch.equal(found.density, shipped.density)
+
+
 def test_a_profile_is_found_by_its_model(cache: Path) -> None:
     model = find_model("wan2.1-t2v-1.3b")
     assert find_profile(model, 30, 12) is None
@@ -35,5 +50,10 @@ def test_a_profile_is_found_by_its_model(cache: Path) -> None:
     found = find_profile(model, 30, 12)
     assert found is not None
     assert found.provenance["model"] == "wan2.1-t2v-1.3b"
-    with pytest.raises(ProfileError, match="has 30 layers x 12 heads, the model has 3 x 4"):
+    refusal = r"c\.safetensors: .*has 30 layers x 12 heads, the model has 3 x 4"
+    with pytest.raises(ProfileError, match=refusal):
         find_profile(model, 3, 4)
+    other_mass = replace(found, masses=torch.tensor([0.9], dtype=torch.float64))
+    other_mass.save(cache / "c.safetensors")
+    with pytest.raises(ProfileError, match=r"c\.safetensors: .*0\.95"):
+        find_profile(model, 30, 12)

@@ -1,7 +1,6 @@
 """Together with what people combine: every cell of docs/compatibility.md is a case here."""
 
 import copy
-import importlib.util
 import itertools
 import json
 import tempfile
@@ -35,15 +34,25 @@ def model_offload(pipe: Any) -> None:
 
 
 def sequential_offload(pipe: Any) -> None:
-    # What enable_sequential_cpu_offload does to a transformer; with the CPU as the device it
-    # fails in accelerate for this text encoder, with us or without.
-    accelerate.cpu_offload(pipe.transformer, CPU, offload_buffers=True)
+    # diffusers asks accelerate for cpu:0, which fails with us or without; cpu works.
+    offload = accelerate.cpu_offload
+
+    def to_plain_cpu(module: Any, _device: Any, **options: Any) -> Any:
+        return offload(module, CPU, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accelerate, "cpu_offload", to_plain_cpu)
+        pipe.enable_sequential_cpu_offload(device="cpu")
 
 
 def group_offload(pipe: Any) -> None:
     pipe.transformer.enable_group_offload(
         onload_device=CPU, offload_device=CPU, offload_type="block_level", num_blocks_per_group=1
     )
+
+
+def group_offload_of_leaves(pipe: Any) -> None:
+    pipe.enable_group_offload(onload_device=CPU, offload_device=CPU, offload_type="leaf_level")
 
 
 def lora(pipe: Any) -> None:
@@ -63,7 +72,7 @@ def lora_unloaded(pipe: Any) -> None:
 
 
 def torchao_int8(pipe: Any) -> None:
-    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    quantization = pytest.importorskip("torchao.quantization", reason="`make test` has torchao")
     quantization.quantize_(pipe.transformer, quantization.Int8WeightOnlyConfig())
 
 
@@ -81,10 +90,23 @@ def pyramid_broadcast(pipe: Any) -> None:
     )
 
 
+def faster_cache(pipe: Any) -> None:
+    pipe.transformer.enable_cache(
+        diffusers.FasterCacheConfig(
+            spatial_attention_block_skip_range=2,
+            spatial_attention_timestep_skip_range=(-1, 900),
+            unconditional_batch_skip_range=2,
+            unconditional_batch_timestep_skip_range=(-1, 800),
+            attention_weight_callback=lambda _module: 0.5,
+            tensor_format="BCFHW",
+            is_guidance_distilled=True,
+            current_timestep_callback=lambda: pipe.current_timestep,
+        )
+    )
+
+
 def cache_dit(pipe: Any) -> None:
-    if importlib.util.find_spec("cache_dit") is None:
-        pytest.skip("cache-dit is not installed")
-    library: Any = importlib.import_module("cache_dit")
+    library = pytest.importorskip("cache_dit", reason="`make test` has cache-dit")
     settings = library.DBCacheConfig(
         Fn_compute_blocks=1, Bn_compute_blocks=0, max_warmup_steps=2, residual_diff_threshold=0.5
     )
@@ -98,6 +120,10 @@ def fused_projections(pipe: Any) -> None:
 def chosen_backend(pipe: Any) -> None:
     for block in pipe.transformer.blocks:
         block.attn1.set_attention_backend("_native_math")
+
+
+def chosen_backend_of_the_model(pipe: Any) -> None:
+    pipe.transformer.set_attention_backend("_native_math")
 
 
 def compiled_by_blocks(pipe: Any) -> None:
@@ -120,14 +146,17 @@ CASES: dict[str, tuple[Callable[[Any], None], dict[str, Any]]] = {
     "model offload": (model_offload, {}),
     "sequential offload": (sequential_offload, {}),
     "group offload": (group_offload, {}),
+    "group offload of leaves": (group_offload_of_leaves, {}),
     "LoRA": (lora, {}),
     "LoRA unloaded": (lora_unloaded, {}),
     "torchao int8": (torchao_int8, {}),
     "FirstBlockCache": (first_block_cache, {}),
     "PyramidAttentionBroadcast": (pyramid_broadcast, {}),
+    "FasterCache": (faster_cache, {}),
     "cache-dit": (cache_dit, {}),
     "fused projections": (fused_projections, {}),
     "set_attention_backend": (chosen_backend, {}),
+    "set_attention_backend of the model": (chosen_backend_of_the_model, {}),
     "torch.compile by blocks": (compiled_by_blocks, {}),
     "torch.compile in place": (compiled_whole, {}),
     "torch.compile wrapped": (compiled_and_wrapped, {}),
@@ -138,7 +167,8 @@ CASES: dict[str, tuple[Callable[[Any], None], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-SKIPPING = ("FirstBlockCache", "PyramidAttentionBroadcast")  # 3 layers x 4 steps x 2 branches
+# These leave out some of 3 layers x 4 steps x 2 branches.
+SKIPPING = ("FirstBlockCache", "PyramidAttentionBroadcast", "FasterCache")
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +177,13 @@ def fresh_compiler() -> Iterator[None]:
     counters.clear()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def the_active_backend_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put back what `set_attention_backend` on a model changes for everybody."""
+    active = _AttentionBackendRegistry._active_backend
+    monkeypatch.setattr(_AttentionBackendRegistry, "_active_backend", active)
 
 
 def applied(name: str, config: SVOOConfig, *, first: bool) -> tuple[Any, Handle]:
@@ -167,11 +204,13 @@ def test_everything_kept_it_is_the_combination_without_us(name: str, first: bool
     combine, call = CASES[name]
     plain = tiny.build("wan2.1-t2v")
     combine(plain)
-    expected = tiny.generate(plain, **call)
+    expected = tiny.generate_all(plain, **call)
     torch._dynamo.reset()
     pipe, handle = applied(name, EVERYTHING, first=first)
     tolerance = 1e-3 if name == "odd grid" else 1e-4  # latents of 2,431 tokens, not pixels
-    torch.testing.assert_close(tiny.generate(pipe, **call), expected, atol=tolerance, rtol=0)
+    found = tiny.generate_all(pipe, **call)
+    assert len(found) == (2 if name in ("batch of prompts", "videos per prompt") else 1)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
     assert sum(row["sparse_calls"] for row in handle.stats()["layers"]) > 0
 
 
@@ -179,30 +218,73 @@ def test_everything_kept_it_is_the_combination_without_us(name: str, first: bool
 @pytest.mark.parametrize("name", CASES)
 def test_sparse_it_is_sparse_and_the_same_twice(name: str, first: bool) -> None:
     pipe, handle = applied(name, SPARSE, first=first)
-    once = tiny.generate(pipe, **CASES[name][1])
+    once = tiny.generate_all(pipe, **CASES[name][1])
     stats = handle.stats()
     assert stats["steps"] == 4 and 0 < stats["density"] < 0.8
     assert all(row["sparse_calls"] > 0 for row in stats["layers"])
     if name in SKIPPING:
         assert sum(row["sparse_calls"] + row["dense_calls"] for row in stats["layers"]) < 24
-    torch.testing.assert_close(tiny.generate(pipe, **CASES[name][1]), once, atol=0, rtol=0)
+    torch.testing.assert_close(tiny.generate_all(pipe, **CASES[name][1]), once, atol=0, rtol=0)
     assert handle.stats()["calls"] == 2
 
 
-@pytest.mark.parametrize(
-    "name", ["torch.compile by blocks", "torch.compile in place", "torch.compile wrapped"]
-)
-def test_graphs_do_not_grow_with_layers_or_steps(name: str) -> None:
-    pipe, _ = applied(name, SPARSE, first=False)
+# A forward that is compiled whole notes its place in a small graph of its own.
+GRAPHS = {"torch.compile by blocks": 1, "torch.compile in place": 2, "torch.compile wrapped": 2}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["svoo first", "svoo second"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_do_not_grow_with_layers_steps_or_calls(name: str, first: bool) -> None:
+    pipe, _ = applied(name, SPARSE, first=first)
     seen: list[int] = []
 
     def count(_pipe: Any, _step: int, _time: Any, state: dict[str, Any]) -> dict[str, Any]:
         seen.append(counters["stats"]["unique_graphs"])
         return state
 
-    tiny.generate(pipe, steps=5, callback_on_step_end=count)
-    assert len(seen) == 5
-    assert seen[-1] == seen[1] == 1  # three layers, one graph, none after the second step
+    for _ in range(2):
+        tiny.generate(pipe, steps=5, callback_on_step_end=count)
+    assert len(seen) == 10
+    # Three layers, one graph, none after the second step, none in the second call.
+    assert seen[-1] == seen[1] == GRAPHS[name]
+
+
+@pytest.mark.parametrize("name", ["torch.compile by blocks", "torch.compile in place"])
+def test_graphs_do_not_grow_with_sizes(name: str) -> None:
+    sizes = [(64, 64), (96, 64), (64, 96), (96, 96), (128, 64), (128, 96)]
+
+    def generate(pipe: Any) -> Iterator[torch.Tensor]:
+        for height, width in sizes:
+            size = {"height": height, "width": width}
+            yield tiny.generate(pipe, steps=2, output_type="latent", **size)
+
+    plain = tiny.build("wan2.1-t2v")
+    CASES[name][0](plain)
+    for _ in generate(plain):
+        pass
+    without = counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+    counters.clear()
+    eager = tiny.build("wan2.1-t2v")
+    apply(eager, SPARSE, profile=None)
+    pipe, handle = applied(name, SPARSE, first=False)
+    for found, expected in zip(generate(pipe), generate(eager), strict=True):
+        assert torch.equal(found, expected)
+    assert counters["stats"]["unique_graphs"] <= without * GRAPHS[name]
+    assert handle.stats()["calls"] == len(sizes)
+    assert 0 < handle.stats()["density"] < 0.8
+
+
+@pytest.mark.filterwarnings("ignore:In CPU autocast")  # Mochi's rope asks for one
+@pytest.mark.parametrize("name", ["cogvideox", "mochi"])
+def test_compiled_models_that_call_torch(name: str) -> None:
+    eager, pipe = tiny.build(name), tiny.build(name)
+    compiled_whole(pipe)
+    apply(eager, SPARSE, profile=None)
+    handle = apply(pipe, SPARSE, profile=None)
+    assert torch.equal(tiny.generate(pipe, steps=3), tiny.generate(eager, steps=3))
+    assert all(row["sparse_calls"] > 0 for row in handle.stats()["layers"])
+    assert counters["stats"]["unique_graphs"] == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -221,6 +303,27 @@ def test_half_precision(dtype: torch.dtype, first: bool) -> None:
     difference = (tiny.generate(pipe) - expected).abs().mean()
     assert float(difference) < 2 * float((single - expected).abs().mean())  # two roundings
     assert sum(row["sparse_calls"] for row in handle.stats()["layers"]) > 0
+    handle = apply(pipe, SPARSE, profile=None)
+    once = tiny.generate(pipe)
+    assert bool(torch.isfinite(once).all())
+    assert torch.equal(tiny.generate(pipe), once)
+    assert all(row["sparse_calls"] > 0 for row in handle.stats()["layers"])
+    assert 0 < handle.stats()["density"] < 0.8
+
+
+def test_prompts_of_different_lengths() -> None:
+    """HunyuanVideo pads its text: each sample has padding of its own."""
+    pipe = tiny.build("hunyuanvideo-t2v")
+    prompts: dict[str, Any] = {"prompt": [tiny.PROMPT, "a dog"]}
+    plain = tiny.generate_all(pipe, **prompts)
+    assert len(plain) == 2
+    with apply(pipe, EVERYTHING, profile=None):
+        torch.testing.assert_close(tiny.generate_all(pipe, **prompts), plain, atol=1e-4, rtol=0)
+    with apply(pipe, SPARSE, profile=None) as handle:
+        sparse = tiny.generate_all(pipe, **prompts)
+        assert torch.equal(tiny.generate_all(pipe, **prompts), sparse)
+        assert 0 < handle.stats()["density"] < 0.9
+    assert not torch.equal(sparse, plain)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["svoo first", "svoo second"])
@@ -242,10 +345,11 @@ def test_the_chosen_backend_runs_the_dense_calls(
     assert len(calls) == sum(row["dense_calls"] for row in handle.stats()["layers"]) == 6
 
 
-def test_saving_while_applied(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [EVERYTHING, SPARSE], ids=["mass 1", "mass 0.5"])
+def test_saving_while_applied(config: SVOOConfig, tmp_path: Path) -> None:
     pipe = tiny.build("wan2.1-t2v")
     plain = tiny.generate(pipe)
-    apply(pipe, SPARSE, profile=None)
+    apply(pipe, config, profile=None)
     sparse = tiny.generate(pipe)
     pipe.save_pretrained(tmp_path)
     again = diffusers.WanPipeline.from_pretrained(tmp_path)
@@ -254,18 +358,22 @@ def test_saving_while_applied(tmp_path: Path) -> None:
     assert torch.equal(tiny.generate(pipe), sparse)
 
 
-def test_a_deep_copy_is_a_plain_pipeline() -> None:
+@pytest.mark.parametrize("config", [EVERYTHING, SPARSE], ids=["mass 1", "mass 0.5"])
+@pytest.mark.parametrize("whole", [True, False], ids=["pipeline", "transformer"])
+def test_a_deep_copy_is_a_plain_pipeline(whole: bool, config: SVOOConfig) -> None:
     pipe = tiny.build("wan2.1-t2v")
     plain = tiny.generate(pipe)
-    handle = apply(pipe, SPARSE, profile=None)
+    handle = apply(pipe, config, profile=None)
     sparse = tiny.generate(pipe)
-    transformer = copy.deepcopy(pipe.transformer)
-    other = tiny.build("wan2.1-t2v")
-    other.transformer = transformer
+    if whole:
+        other = copy.deepcopy(pipe)
+    else:
+        other = tiny.build("wan2.1-t2v")
+        other.transformer = copy.deepcopy(pipe.transformer)
     calls = handle.stats()["calls"]
     assert torch.equal(tiny.generate(other), plain)
     assert handle.stats()["calls"] == calls
-    with apply(other, SPARSE, profile=None):
+    with apply(other, config, profile=None):
         assert torch.equal(tiny.generate(other), sparse)
         assert torch.equal(tiny.generate(pipe), sparse)
     assert torch.equal(tiny.generate(other), plain)
@@ -346,10 +454,12 @@ def test_peak_memory_with_offload_grows_by_no_more_than_the_state(
         )
 
     generate()
+    peak_bytes(generate, tmp_path)  # the first that is profiled seems to need more
     dense = peak_bytes(generate, tmp_path)
     with apply(pipe, SVOOConfig(dense_steps=1), profile=None) as handle:
         sparse = peak_bytes(generate, tmp_path)
         stats = handle.stats()
     assert stats["density"] < 1
     assert dense > 10e6
-    assert sparse - dense <= stats["state_bytes"] < 0.2 * dense
+    noise = 1000  # bytes, between two runs of the same
+    assert sparse - dense <= stats["state_bytes"] + noise < 0.2 * dense

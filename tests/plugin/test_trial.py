@@ -7,7 +7,7 @@ import tiny
 from svoo import SVOOConfig
 from svoo.plugin import trial as trial_module
 from svoo.plugin.handle import Handle, apply
-from svoo.plugin.trial import Trial, run_trial
+from svoo.plugin.trial import Trial, run_trial, warm_up
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,8 @@ def test_a_sparse_trial_is_compared_and_its_recall_not_timed(pipe: Any, dense: T
     assert seen == [(step, 5) for step in range(1, 6)]
     assert 0 < trial.density < 1 and 0 < trial.recall < 1
     assert trial.likeness is not None and 5 < trial.likeness.psnr < 100
-    assert trial.stats["seconds"]["measuring"] > 0
+    assert trial.stats["seconds"]["recall"] > 0
+    assert trial.config is config
     sparse = [row["sparse_calls"] for row in trial.stats["layers"]]
     phases = ("clustering", "selection", "attention")
     seconds = sum(trial.stats["seconds"][phase] for phase in phases)
@@ -83,6 +84,22 @@ def test_attention_is_timed_when_the_ramp_is_over(
     before = sum(row["sparse_calls"] for row in early[0]["layers"])
     assert 0 < before < calls
     assert trial.attention == pytest.approx(sum(late.values()) / (calls - before))
+
+
+def test_warming_up_runs_a_dense_and_a_sparse_step(
+    pipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles: list[Handle] = []
+
+    def apply_and_keep(*arguments: Any) -> Handle:
+        handles.append(apply(*arguments))
+        return handles[-1]
+
+    monkeypatch.setattr(trial_module, "apply", apply_and_keep)
+    warm_up(pipe, tiny.call_arguments(pipe, 5))
+    dense, sparse = (handle.stats() for handle in handles)
+    assert dense["density"] is None and sparse["density"] is not None
+    assert all(row["dense_calls"] == 0 for row in sparse["layers"])
 
 
 def test_keeping_everything_is_dense(pipe: Any, dense: Trial) -> None:

@@ -12,8 +12,8 @@ from svoo.backends.cpp import CppBackend
 from svoo.backends.flashinfer import FlashInferBackend
 from svoo.backends.reference import ReferenceBackend
 from svoo.backends.triton import TritonBackend
-from svoo.checks import check_tokens, default_scale
-from svoo.errors import BackendUnavailableError, PlanError
+from svoo.checks import check_tokens, default_scale, plainly
+from svoo.errors import BackendUnavailableError
 from svoo.plan import BlockPlan
 
 __all__ = ["BACKENDS", "Attention", "Backend", "resolve", "run_plan"]
@@ -30,17 +30,24 @@ BACKENDS: tuple[Backend, ...] = (
 def resolve(name: str, query: Tensor, plan: BlockPlan) -> Backend:
     """Return the backend of a name, or for "auto" the first that can run; never another than the
     one asked for."""
-    wanted = [backend for backend in BACKENDS if name in ("auto", backend.name)]
-    if not wanted:
-        known = ", ".join(("auto", *(backend.name for backend in BACKENDS)))
-        raise BackendUnavailableError(f"no backend called {name!r}; there are {known}")
-    reasons = []
-    for backend in wanted:
-        reason = backend.why_not(query, plan)
-        if reason is None:
+    check_name(name)
+    for backend in BACKENDS:
+        if name in ("auto", backend.name) and backend.why_not(query, plan) is None:
             return backend
-        reasons.append(f"  {backend.name}: {reason}")
-    raise BackendUnavailableError("\n".join(("no backend can run this call", *reasons)))
+    reasons = [
+        f"  {backend.name}: {backend.why_not(query, plan) or 'can run it'}" for backend in BACKENDS
+    ]
+    verdict = "no backend can run this call"
+    if name != "auto":
+        verdict = f"the {name} backend cannot run this call"
+    raise BackendUnavailableError("\n".join((verdict, *reasons)))
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no backend has."""
+    known = ("auto", *(backend.name for backend in BACKENDS))
+    if name not in known:
+        raise BackendUnavailableError(f"no backend called {name!r}; there are {', '.join(known)}")
 
 
 @overload
@@ -67,6 +74,7 @@ def run_plan(
 ) -> Attention: ...
 
 
+@plainly
 def run_plan(
     query: Tensor,
     key: Tensor,
@@ -80,16 +88,10 @@ def run_plan(
     """Attend from query `[B, H, N, D]` to key, value `[B, H, M, D]` as the plan says: output `[B,
     H, N, D]`.
 
-    `return_lse=True` returns (output, log-sum-exp `[B, H, N]`).
+    `return_lse=True` returns (output, log-sum-exp `[B, H, N]`). For inference: no gradients flow.
     """
     check_tokens(query, key, value, finite=False)
-    expected = (*query.shape[:2], query.shape[2], key.shape[2])
-    got = (*plan.keep.shape[:2], plan.query_tokens, plan.key_tokens)
-    if expected != got:
-        raise PlanError(
-            f"the tensors have batch, heads, query tokens, key tokens {list(expected)}, the "
-            f"plan is for {list(got)}"
-        )
+    plan.check_fits(query, key)
     chosen = resolve(backend, query, plan)
     result = chosen.run(
         query, key, value, plan, scale=default_scale(query, scale), return_lse=return_lse

@@ -131,7 +131,7 @@ class _Head:
         self.unfinished = 0  # query blocks still to attend
         self.keep, self.sizes = plan.keep[place], plan.key_sizes[place]
         # These wait for the device: the sizes of the blocks steer the loop.
-        self.counts: list[int] = (self.keep.long() @ self.sizes).tolist()
+        self.counts: list[int] = (self.keep.double() @ self.sizes.double()).long().tolist()
         self.query_sizes: list[int] = plan.query_sizes[place].tolist()
         copied = (self.means + count for count in self.counts if count < self.tokens)
         self.most_rows = max(copied, default=0)

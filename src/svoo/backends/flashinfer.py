@@ -151,8 +151,8 @@ def _drop_empty(sizes: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
 
 def _parts(blocks: _Blocks) -> Iterator[slice]:
     """Give runs of heads whose lists of kept key tokens stay within bounds together."""
-    kept = blocks.keep.long() @ blocks.key_sizes.long().unsqueeze(-1)
-    lengths: list[int] = kept.sum(dim=(1, 2)).tolist()
+    kept = blocks.keep.double() @ blocks.key_sizes.double().unsqueeze(-1)
+    lengths: list[int] = kept.sum(dim=(1, 2)).long().tolist()
     start = length = 0
     for head, more in enumerate(lengths):
         if head > start and length + more > _LONGEST_LIST:

@@ -40,9 +40,8 @@ class ReferenceBackend:
         if plan.compensate is not None:
             mean_key = _block_means(key_wide, plan)
             extra = query_wide @ mean_key.transpose(2, 3) * scale
-            extra = extra + plan.key_sizes.to(dtype).log().unsqueeze(
-                2
-            )  # log 0: an empty block adds nothing
+            log_sizes = plan.key_sizes.to(dtype).log()  # log 0: an empty block adds nothing
+            extra = extra + log_sizes.unsqueeze(2)
             left_out = ~plan.keep & plan.compensate.unsqueeze(2)
             rows = plan.query_blocks().unsqueeze(-1).expand(*extra.shape)
             extra = extra.masked_fill(~left_out.gather(2, rows), -torch.inf)

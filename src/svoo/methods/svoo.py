@@ -3,12 +3,13 @@ branches."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from svoo.checks import mix_seeds, seeded
+from svoo.checks import mix_seeds, plainly, seeded
 from svoo.clustering import CoClusters, co_cluster, default_clusters, from_labels, k_means
 from svoo.config import SVOOConfig
 from svoo.layout import VideoLayout
@@ -16,6 +17,9 @@ from svoo.methods.base import Call, Watch, unwatched
 from svoo.plan import BlockPlan, plan_from_clusters
 from svoo.schedule import Dense, Schedule
 from svoo.selection import BlockScore, by_mass, select_blocks
+
+ScoreMaker = Callable[[Tensor, Tensor], BlockScore]
+"""Makes a block score for the video keys and values of a call, e.g. `by_expected_error`."""
 
 
 @dataclass
@@ -30,7 +34,7 @@ class LabelState:
     counts: tuple[int, int] = (0, 0)
     labels: tuple[Tensor, Tensor] | None = None
 
-    def recall(self, query: Tensor, key: Tensor, recluster_every: int) -> CoClusters | None:
+    def reuse(self, query: Tensor, key: Tensor, recluster_every: int) -> CoClusters | None:
         """Return clusters with the remembered labels and fresh centroids, or None if new ones are
         due."""
         if self.labels is None or not 0 <= self.step - self.made_at < recluster_every:
@@ -59,6 +63,7 @@ class LabelState:
         return sum(side.nbytes for side in self.labels or ())
 
 
+@plainly
 def make_plan(
     query: Tensor,
     key: Tensor,
@@ -80,9 +85,11 @@ def make_plan(
     if layout is not None:
         query, key = layout.video_part(query), layout.video_part(key)
     with watch("clustering"):
-        clusters = state.recall(query, key, config.recluster_every) if state else None
+        clusters = state.reuse(query, key, config.recluster_every) if state else None
         if clusters is None:
-            clusters = _cluster(query, key, config, generator)
+            step = state.step if state else 0
+            chance = generator or seeded(mix_seeds(config.seed, step))
+            clusters = _cluster(query, key, config, chance)
             if state:
                 state.remember(clusters)
     with watch("selection"):
@@ -100,7 +107,7 @@ def make_plan(
 
 
 def _cluster(
-    query: Tensor, key: Tensor, config: SVOOConfig, generator: torch.Generator | None
+    query: Tensor, key: Tensor, config: SVOOConfig, generator: torch.Generator
 ) -> CoClusters:
     cluster = co_cluster if config.clustering == "co" else k_means
     return cluster(
@@ -109,7 +116,7 @@ def _cluster(
         config.query_clusters or default_clusters(query.shape[2], config.fineness)[0],
         config.key_clusters or default_clusters(key.shape[2], config.fineness)[1],
         iterations=config.iterations,
-        generator=generator or seeded(config.seed),
+        generator=generator,
         check=False,
     )
 
@@ -120,15 +127,15 @@ class SVOOMethod:
     name = "svoo"
 
     def __init__(
-        self, config: SVOOConfig, schedule: Schedule, score: BlockScore = by_mass
+        self, config: SVOOConfig, schedule: Schedule, score: ScoreMaker | None = None
     ) -> None:
-        """Start with nothing remembered."""
+        """Start with nothing remembered; `score` ranks the blocks of a call (None: by mass)."""
         self.config = config
         self.schedule = schedule
         self.score = score
         self._states: dict[tuple[int, int, str, int], LabelState] = {}
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:
         """Return what the schedule says for this step and layer."""
         decision = self.schedule.at(call.step, call.layer)
         if isinstance(decision, Dense):
@@ -143,6 +150,9 @@ class SVOOMethod:
         place = call.stage, call.layer, branch, call.sample
         state = self._states.setdefault(place, LabelState())
         state.step = call.step
+        score: BlockScore = by_mass
+        if self.score is not None:
+            score = self.score(call.layout.video_part(key), call.layout.video_part(value))
         return make_plan(
             query,
             key,
@@ -152,7 +162,7 @@ class SVOOMethod:
             state=state,
             scale=call.scale,
             generator=seeded(mix_seeds(self.config.seed, call.stage, call.layer, call.step)),
-            score=self.score,
+            score=score,
             watch=call.watch,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
 from svoo.mini.scenes import vocabulary
@@ -20,10 +20,11 @@ _SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token a word of the caption grammar, ended by `</s>` as UMT5's
-    is."""
+    is; captions have no punctuation, so what a prompt has of it is left out."""
     words = {word: place for place, word in enumerate((*_SPECIAL_TOKENS, *vocabulary()))}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Lowercase()
+    no_punctuation = normalizers.Replace(Regex(r"[^\w\s]"), " ")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), no_punctuation])
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", words["</s>"])]

@@ -83,8 +83,8 @@ class Scene:
 
 
 def is_held_out(colour: str, shape: str, motion: str, background: str) -> bool:
-    """Whether a combination is kept from training, to ask the model for things that it has never
-    seen together."""
+    """Whether a combination is kept from training as the only thing of a clip, to ask the model
+    for what it has not seen so."""
     places = (
         list(COLOURS).index(colour),
         3 * SHAPES.index(shape),
@@ -119,7 +119,8 @@ def _draw_motion(chance: random.Random) -> str:
 
 
 def draw_scene(chance: random.Random) -> Scene:
-    """Draw a scene for training: four in five have one thing; held-out combinations never come."""
+    """Draw a scene for training: four in five have one thing, which is never a held-out
+    combination; one of two things may be."""
     background = chance.choice(list(BACKGROUNDS))
     phases = (chance.random(), chance.random(), chance.random())
     if chance.random() < 0.8:
@@ -186,7 +187,7 @@ def grammar() -> str:
 
 
 def example_prompt() -> str:
-    """Return the prompt that the commands use when none is given."""
+    """Return a prompt that is like the captions."""
     return "a red circle moves left over a checkered floor"
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
+from svoo.files import cache_folder
 from svoo.mini.export import WEIGHTS, export_pipeline, export_vae
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
@@ -18,6 +19,11 @@ Steps = Annotated[int, typer.Option(help="Steps in all, those of earlier runs in
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")]
 Threads = Annotated[int, typer.Option(help="CPU threads.")]
 Weights = Annotated[Path, typer.Option(help="Folder of the exported weights.")]
+
+
+def _check_resume(out: Path, *, resume: bool, name: str = "resume.safetensors") -> None:
+    if resume and not (out / name).exists():
+        raise typer.BadParameter(f"there is no {out / name} to go on from; leave out --resume")
 
 
 @app.command()
@@ -31,6 +37,7 @@ def vae(
     """Train the autoencoder."""
     from svoo.mini.train_vae import train_vae
 
+    _check_resume(out, resume=resume, name="vae.safetensors")
     torch.set_num_threads(threads)
     train_vae(out, steps, resume=resume)
 
@@ -46,18 +53,19 @@ def dit(
         bool, typer.Option("--bfloat16", help="Multiply in bfloat16; weights stay float32.")
     ] = False,
     weights: Weights = WEIGHTS,
-    cache: Annotated[Path, typer.Option(help="Where codes of clips are cached.")] = Path(
-        "~/.cache/svoo/codes"
-    ),
+    cache: Annotated[
+        Path | None, typer.Option(help="Where codes of clips are cached; None: svoo's cache.")
+    ] = None,
 ) -> None:
     """Train the text encoder and the transformer on the exported autoencoder's codes."""
     from svoo.mini.train_dit import train_dit
 
+    _check_resume(out, resume=resume)
     torch.set_num_threads(threads)
     train_dit(
         out,
         weights,
-        cache.expanduser(),
+        cache or cache_folder() / "codes",
         steps,
         resume=resume,
         bfloat16=bfloat16,
@@ -67,10 +75,12 @@ def dit(
 @app.command()
 def export(*, out: Out = Path("training"), weights: Weights = WEIGHTS) -> None:
     """Write what is trained so far into the package: the autoencoder, then the whole pipeline."""
-    if (out / "vae.safetensors").exists():
-        export_vae(out / "vae.safetensors", weights)
-    if (out / "resume.safetensors").exists():
-        export_pipeline(out / "resume.safetensors", weights)
+    exports = {"vae.safetensors": export_vae, "resume.safetensors": export_pipeline}
+    found = [name for name in exports if (out / name).exists()]
+    if not found:
+        raise typer.BadParameter(f"{out} holds neither of {', '.join(exports)}: nothing to export")
+    for name in found:
+        exports[name](out / name, weights)
 
 
 @app.command()

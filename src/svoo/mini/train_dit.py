@@ -4,6 +4,7 @@ scenes."""
 from __future__ import annotations
 
 import hashlib
+import inspect
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from svoo.mini import backgrounds, scenes
 from svoo.mini.backgrounds import ASPECT
 from svoo.mini.build import assemble, make_text_encoder, make_tokenizer, make_transformer
 from svoo.mini.scenes import CLIP_FRAMES, SHAPES, Scene, draw_scene, near_things, pose, render
@@ -97,12 +99,14 @@ class Clip:
 
 
 class LatentCache:
-    """Codes of drawn clips on disk, one file for every kind and autoencoder; made
+    """Codes of drawn clips on disk, one file for every kind, autoencoder and way of drawing; made
     when first asked for."""
 
     def __init__(self, folder: Path, vae: AutoencoderKLWan) -> None:
-        """Use `folder` for codes of this autoencoder."""
+        """Use `folder` for codes of this autoencoder, of scenes as they are drawn now."""
         digest = hashlib.sha256()
+        for module in (scenes, backgrounds):
+            digest.update(inspect.getsource(module).encode())
         for value in vae.state_dict().values():
             digest.update(value.float().numpy().tobytes())
         self.folder = folder / digest.hexdigest()[:12]

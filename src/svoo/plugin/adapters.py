@@ -20,14 +20,15 @@ class Adapter:
 
     `sites` are (list of blocks, attribute of the self-attention) in the order of layers. `grid`
     takes the transformer and the arguments of its forward and returns frames, height and width in
-    tokens; what the sequence has beyond them is text, behind the video or before it.
+    tokens, or None if they do not tell; what the sequence has beyond them is text, behind the
+    video or before it.
     `prefix_mask`: the attention mask `[B, 1, 1, N]` is True for the video and the real text, False
     for padding at the end; `square_mask`: it comes as `[B, 1, N, N]`, True where both tokens are.
     `calls_torch`: its processors call torch's attention themselves, not diffusers' dispatcher.
     """
 
     sites: tuple[tuple[str, str], ...]
-    grid: Callable[[nn.Module, Arguments], Grid]
+    grid: Callable[[nn.Module, Arguments], Grid | None]
     text_first: bool = False
     prefix_mask: bool = False
     square_mask: bool = False
@@ -47,7 +48,9 @@ def _hunyuan_grid(transformer: nn.Module, arguments: Arguments) -> Grid:
     return frames // config.patch_size_t, height // config.patch_size, width // config.patch_size
 
 
-def _packed_grid(_transformer: nn.Module, arguments: Arguments) -> Grid:
+def _packed_grid(_transformer: nn.Module, arguments: Arguments) -> Grid | None:
+    if arguments.get("video_coords") is not None or arguments.get("num_frames") is None:
+        return None  # where coordinates are given, tokens of other images may precede the video
     return arguments["num_frames"], arguments["height"], arguments["width"]
 
 

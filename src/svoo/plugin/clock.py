@@ -40,7 +40,7 @@ class Clock:
 
     def set_by_hand(self, step: int, steps: int) -> None:
         """Tell the step of the forwards to come, for a transformer that no pipeline drives."""
-        if self._by_hand is None or step < self._by_hand[0]:
+        if self._by_hand is None or step < self._by_hand[0] or steps != self._by_hand[1]:
             self._running = False
         self._by_hand = (step, steps)
 

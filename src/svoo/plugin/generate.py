@@ -190,12 +190,7 @@ def generate(
     clock = StepClock(on_step)
     start = time.perf_counter()
     with svoo.apply(pipe, config, profile, request.method) as handle:  # type: ignore[arg-type]
-        try:
-            frames = pipe(**arguments, **clock.as_argument(pipe)).frames[0]
-        except ValueError as error:
-            if isinstance(error, svoo.SVOOError):
-                raise
-            raise ConfigError(f"the pipeline refuses this request: {error}") from error
+        frames = call_pipeline(pipe, **arguments, **clock.as_argument(pipe)).frames[0]
         stats, summary = handle.stats(), handle.summary()
     seconds = {"total": time.perf_counter() - start, "denoising": clock.seconds}
     write_video(frames, request.out)
@@ -209,6 +204,16 @@ def generate(
     }
     write_whole(request.out.with_suffix(".json"), (json.dumps(record, indent=1) + "\n").encode())
     return {**record, "summary": summary}
+
+
+def call_pipeline(pipe: Any, **arguments: Any) -> Any:  # noqa: ANN401 (any pipeline class)
+    """Run a pipeline; what it refuses is refused as everything else here is."""
+    try:
+        return pipe(**arguments)
+    except ValueError as error:
+        if isinstance(error, svoo.SVOOError):
+            raise
+        raise ConfigError(f"the pipeline refuses this request: {error}") from error
 
 
 class StepClock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -10,6 +11,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from svoo.backends import check_name
 from svoo.catalogue import Model, models
 from svoo.config import SVOOConfig
 from svoo.errors import ConfigError
@@ -46,6 +48,7 @@ def apply(
     model = recognise(target)
     if config is None:
         config = SVOOConfig.for_model(model.name) if model else SVOOConfig()
+    check_name(config.backend)  # now, not after the dense steps
     attentions = [find_attentions(stage.transformer, stage.adapter) for stage in stages]
     layers = len(attentions[0])
     heads = _count_heads(stages[0].transformer)
@@ -54,6 +57,10 @@ def apply(
         stored.check_fits(layers, heads)
         stored.at_mass(PROFILE_MASS)
         stored.check_stages(len(stages))
+        measured = stored.provenance.get("model")
+        if model is not None and measured not in (None, model.name):
+            text = f"the profile was measured on {measured}, this pipeline is {model.name}"
+            warnings.warn(text, stacklevel=3)
     clock = Clock(None if isinstance(target, nn.Module) else target)
     runtime = Runtime(
         clock,
@@ -79,21 +86,32 @@ def apply(
 
 
 def _take_over(runtime: Runtime, stage: Stage, modules: list[nn.Module], undo: ExitStack) -> None:
+    bindings = undo.enter_context(ExitStack())
+
+    def bind(attention: nn.Module, layer: Layer) -> None:
+        bindings.callback(seam.bind(attention, layer, calls_torch=stage.adapter.calls_torch))
+
     for index, attention in enumerate(modules):
-        layer = Layer(runtime, stage, index)
-        undo.callback(seam.bind(attention, layer, calls_torch=stage.adapter.calls_torch))
-        stage.layers.append(layer)
+        stage.layers.append(Layer(runtime, stage, index))
+        bind(attention, stage.layers[index])
     names = list(inspect.signature(type(stage.transformer).forward).parameters)[1:]
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module is not stage.transformer:  # a deep copy carries this hook along
             return
         arguments = dict(zip(names, args, strict=False)) | kwargs
-        if torch.compiler.is_compiling():  # the forwards are counted when the graph runs
-            stage.grid = stage.adapter.grid(stage.transformer, arguments)
-        else:
-            grid = stage.adapter.grid(stage.transformer, arguments)
-            runtime.begin_forward(stage, grid, arguments.get("timestep"))
+        grid = stage.adapter.grid(stage.transformer, arguments)
+        stage.place[0] += 1
+        for place, length in enumerate(grid or (0, 0, 0), start=1):
+            stage.place[place] = length
+        if torch.compiler.is_compiling():  # the first layer begins the forward
+            return
+        stage.ticks = int(stage.place[0])
+        runtime.begin_forward(stage, grid, arguments.get("timestep"))
+        for attention, layer in zip(modules, stage.layers, strict=True):
+            if not seam.is_bound(attention):
+                bind(attention, layer)
+                runtime.note("processors were replaced after svoo was applied: it took them over")
 
     undo.callback(stage.transformer.register_forward_pre_hook(before, with_kwargs=True).remove)
 
@@ -123,7 +141,11 @@ class Handle:
         self._runtime.method.reset()
 
     def set_step(self, step: int, num_steps: int) -> None:
-        """Tell the step of the forwards to come, where no pipeline does."""
+        """Tell the step of the forwards to come, where no pipeline does.
+
+        A smaller step, or another number of steps, begins a new video; the same step again is
+        another forward of that step, such as the other branch of guidance.
+        """
         if not 0 <= step < num_steps:
             raise ConfigError(f"step must be in 0 .. {num_steps - 1}, got {step}")
         self._runtime.clock.set_by_hand(step, num_steps)

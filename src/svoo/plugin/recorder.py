@@ -7,9 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -20,17 +22,18 @@ from svoo.density import gaussian_density, required_density
 from svoo.errors import ConfigError, ProfileError
 from svoo.methods.base import Call
 from svoo.plugin.adapters import find_transformers
-from svoo.plugin.generate import StepClock
-from svoo.plugin.handle import Handle, apply, recognise
+from svoo.plugin.generate import StepClock, call_pipeline
+from svoo.plugin.handle import _HANDLE, Handle, apply, recognise
+from svoo.plugin.runtime import PROFILE_MASS
 from svoo.profile import Profile
 
 MASSES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-ROWS = 256
+ROWS = 640  # enough for a standard error of .01 of any entry
 _SIZES = {  # the pipelines' words and the profile's
     "width": "width",
     "height": "height",
     "num_frames": "frames",
-    "num_inference_steps": "steps",
+    "num_inference_steps": "asked steps",
     "guidance_scale": "guidance",
 }
 
@@ -39,13 +42,14 @@ _SIZES = {  # the pipelines' words and the profile's
 class Measuring:
     """How required density is measured.
 
-    `rows` sampled query rows of each head (None: all), in every `every`-th step, of the cond
-    branch or of both (an input then gives two rows of the table); `exact` sorts instead of
-    counting in bins. `method="closed-form"` predicts from second moments and samples nothing.
+    `rows` sampled query rows of each head (None: all; auto: `ROWS`, or all of a smaller video), in
+    every `every`-th step, of the cond branch or of both (an input then gives two rows of the
+    table); `exact` sorts instead of counting in bins. `method="closed-form"` predicts from second
+    moments: `rows` and `exact` say nothing then.
     """
 
     masses: Sequence[float] = MASSES
-    rows: int | None = ROWS
+    rows: int | Literal["auto"] | None = "auto"
     every: int = 1
     branch: Literal["cond", "both"] = "cond"
     method: Literal["measured", "closed-form"] = "measured"
@@ -54,13 +58,23 @@ class Measuring:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured."""
-        check_mass(*self.masses)
-        if not self.masses:
-            raise ConfigError("masses is empty; give at least one, such as 0.95")
-        if self.rows is not None and self.rows < 1:
-            raise ConfigError(f"rows must be at least 1, got {self.rows}")
-        if self.every < 1:
-            raise ConfigError(f"every must be at least 1, got {self.every}")
+        masses = self.masses
+        if not isinstance(masses, Sequence) or not all(
+            isinstance(mass, float | int) for mass in masses
+        ):
+            raise ConfigError(f"masses must be a list of numbers, got {masses!r}")
+        check_mass(*masses)
+        if not any(abs(mass - PROFILE_MASS) < 1e-6 for mass in masses):
+            raise ConfigError(
+                f"masses must contain {PROFILE_MASS}, which budgets are taken at: {list(masses)}"
+            )
+        if len(set(masses)) < len(masses):
+            raise ConfigError(f"masses has one twice: {list(masses)}")
+        if self.rows not in (None, "auto") and (not isinstance(self.rows, int) or self.rows < 2):
+            # One row would say nothing about the spread.
+            raise ConfigError(f"rows must be auto, None or a whole number from 2, got {self.rows}")
+        if not isinstance(self.every, int) or self.every < 1:
+            raise ConfigError(f"every must be a whole number from 1, got {self.every}")
         if self.branch not in ("cond", "both"):
             raise ConfigError(f"branch must be cond or both, got {self.branch!r}")
         if self.method not in ("measured", "closed-form"):
@@ -79,12 +93,16 @@ class Measuring:
             query,
             key,
             mass=masses,
-            rows=self.rows,
+            rows=self.count_rows(query.shape[2]),
             scale=scale,
             generator=seeded(seed),
             exact=self.exact,
         )
         return found.value, found.error
+
+    def count_rows(self, tokens: int) -> int | None:
+        """Return how many of the query rows are sampled; None: all."""
+        return min(ROWS, tokens) if self.rows == "auto" else self.rows
 
 
 def record_profile(
@@ -108,8 +126,15 @@ def record_profile(
     names = {entry.name for entry in fields(Measuring)}
     measuring = Measuring(**{name: settings[name] for name in settings if name in names})
     call = {name: value for name, value in settings.items() if name not in names}
+    if isinstance(inputs, str | Mapping):
+        raise ConfigError(f"inputs must be a list of prompts or mappings, got {inputs!r}")
     if not inputs:
         raise ConfigError("there are no inputs; give at least one prompt")
+    if any(part.__dict__.get(_HANDLE) is not None for part, _ in find_transformers(pipe)):
+        raise ConfigError(
+            "svoo is applied to this pipeline, and recording needs it dense: call "
+            "handle.remove() first"
+        )
     wanted: list[dict[str, Any]] = [
         {"prompt": entry} if isinstance(entry, str) else dict(entry) for entry in inputs
     ]
@@ -147,7 +172,15 @@ def _record(
     defaults = {"generator": generator, "output_type": "latent"}
     with apply(pipe, SVOOConfig(), None, "dense") as handle:
         handle.observe(table.add)
-        pipe(**(defaults | arguments), **StepClock(on_step).as_argument(pipe))
+
+        def after_step(done: int, steps: int) -> None:
+            if done == 1:  # a run that cannot be recorded is not run to its end
+                _noise_levels(handle)
+                table.places([0])
+            on_step(done, steps)
+
+        clock = StepClock(after_step).as_argument(pipe)
+        call_pipeline(pipe, **(defaults | arguments), **clock)
         return table.as_profile(handle, request)
 
 
@@ -176,17 +209,21 @@ class _Table:
         self.stage[call.step] = call.stage
         self.tokens = call.layout.video
 
-    def as_profile(self, handle: Handle, request: Mapping[str, str]) -> Profile:
-        """Return the run as a profile: one input, or two if both branches were measured."""
-        sigmas = handle.sigmas()
-        if sigmas is None:
-            raise ProfileError(
-                "the scheduler has no noise levels (sigmas), so a profile would fit no other run"
-            )
-        steps = list(range(0, len(sigmas), self.measuring.every))
-        layers = range(1 + max((layer for _, layer, _ in self.found), default=-1))
-        branches = ("cond",) if self.measuring.branch == "cond" else ("cond", "uncond")
-        places = [(s, layer, branch) for branch in branches for s in steps for layer in layers]
+    @property
+    def layers(self) -> int:
+        """Number of layers that were seen."""
+        return 1 + max((layer for _, layer, _ in self.found), default=-1)
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """The branches to be measured."""
+        return ("cond",) if self.measuring.branch == "cond" else ("cond", "uncond")
+
+    def places(self, steps: Sequence[int]) -> list[tuple[int, int, str]]:
+        """Return step, layer and branch of all that these steps must have, in the order of a
+        profile; refuse where one was not measured."""
+        ordered = product(self.branches, steps, range(self.layers))
+        places = [(step, layer, branch) for branch, step, layer in ordered]
         missing = [place for place in places if place not in self.found]
         if missing or not places:
             what = "step {}, layer {}, {}".format(*missing[0]) if missing else "no layer"
@@ -194,19 +231,43 @@ class _Table:
                 f"nothing was measured for {what}: attention was not called there. Caches that "
                 "skip steps must be off, and branch=both needs a run with guidance"
             )
+        return places
+
+    def as_profile(self, handle: Handle, request: Mapping[str, str]) -> Profile:
+        """Return the run as a profile: one input, or two if both branches were measured."""
+        sigmas = _noise_levels(handle)
+        steps = list(range(0, len(sigmas), self.measuring.every))
+        places = self.places(steps)
 
         def stack(which: int) -> Tensor:
             flat = torch.stack([self.found[place][which] for place in places])
-            return flat.unflatten(0, (len(branches), len(steps), len(layers))).float()
+            return flat.unflatten(0, (len(self.branches), len(steps), self.layers)).float()
 
+        facts = {**request, "tokens": str(self.tokens), "steps": str(len(sigmas))}
+        measured = self.measuring.method == "measured"
+        if measured:
+            facts["rows"] = _say_rows(self.measuring.count_rows(self.tokens))
         return Profile(
             stack(0),
             sigmas[steps],
             torch.tensor([self.stage[step] for step in steps]),
             torch.tensor(list(self.measuring.masses), dtype=torch.float64),
-            {**request, "tokens": str(self.tokens)},
-            stack(1) if self.measuring.method == "measured" else None,
+            facts,
+            stack(1) if measured else None,
         )
+
+
+def _noise_levels(handle: Handle) -> Tensor:
+    sigmas = handle.sigmas()
+    if sigmas is None:
+        raise ProfileError(
+            "the scheduler has no noise levels (sigmas), so a profile would fit no other run"
+        )
+    return sigmas
+
+
+def _say_rows(rows: int | str | None) -> str:
+    return "all" if rows is None else str(rows)
 
 
 def _branches(call: Call, batch: int) -> list[tuple[str, slice]]:
@@ -237,34 +298,30 @@ class _Store:
         A restart that was itself interrupted goes on too: what is unfinished counts first.
         """
         if self.unfinished.exists():
-            earlier = Profile.load(self.unfinished)
-            differences = self._compare(earlier)
-            if not differences:
-                return earlier
-            if not restart:
-                raise self._refusal(self.unfinished, differences)
+            try:
+                return self._read(self.unfinished)
+            except ProfileError:
+                if not restart:
+                    raise
             self.unfinished.unlink()
-        if restart or not self.path.exists():
-            return None
-        earlier = Profile.load(self.path)
-        differences = self._compare(earlier)
-        if differences:
-            raise self._refusal(self.path, differences)
-        return earlier
+        return None if restart or not self.path.exists() else self._read(self.path)
 
-    def _compare(self, earlier: Profile) -> list[str]:
-        return [
+    def _read(self, path: Path) -> Profile:
+        """Return what a file holds if the same request began it; else say what to do."""
+        advice = "choose another output, or restart (--restart) to replace it"
+        try:
+            earlier = Profile.load(path)
+        except ProfileError as error:
+            raise ProfileError(f"{error}\n{advice}") from error
+        differences = [
             f"  {name}: {earlier.provenance.get(name, 'unknown')} there, {fact} now"
             for name, fact in self.request.items()
             if earlier.provenance.get(name) != fact
         ]
-
-    @staticmethod
-    def _refusal(path: Path, differences: list[str]) -> ProfileError:
-        return ProfileError(
-            "\n".join((f"{path} was begun by another request:", *differences))
-            + "\nchoose another output, or restart (--restart) to replace it"
-        )
+        if differences:
+            lines = (f"{path} was begun by another request:", *differences, advice)
+            raise ProfileError("\n".join(lines))
+        return earlier
 
     def keep(self, profile: Profile) -> None:
         """Save what is done so far."""
@@ -286,10 +343,13 @@ def _describe(
     model = recognise(pipe)
     signature = inspect.signature(type(pipe).__call__).parameters
     facts = {"model": model.name if model else _name(pipe), "weights": _hash_weights(pipe)}
-    facts["scheduler"] = f"{type(pipe.scheduler).__name__} {_hash(dict(pipe.scheduler.config))}"
+    # What begins with _ is diffusers' own: versions, and a list in the order of the hash seed.
+    settings = {name: fact for name, fact in pipe.scheduler.config.items() if name[0] != "_"}
+    facts["scheduler"] = f"{type(pipe.scheduler).__name__} {_hash(settings)}"
     for name, fact in _SIZES.items():
         default = signature[name].default if name in signature else None
-        facts[fact] = str(call.get(name, default))
+        given = {str({**call, **entry}.get(name, default)) for entry in inputs}
+        facts[fact] = given.pop() if len(given) == 1 else "varies"
     shared = {name: value for name, value in call.items() if name not in _SIZES}
     facts |= {
         "method": measuring.method,
@@ -300,7 +360,7 @@ def _describe(
         "inputs": " ".join(_hash(shared | entry) for entry in inputs),
     }
     if measuring.method == "measured":
-        facts["rows"] = "all" if measuring.rows is None else str(measuring.rows)
+        facts["asked rows"] = _say_rows(measuring.rows)
         facts["counted"] = "by sorting" if measuring.exact else "in bins"
     for package in ("svoo", "torch", "diffusers"):
         facts[package] = metadata.version(package)
@@ -312,18 +372,34 @@ def _name(pipe: Any) -> str:  # noqa: ANN401
     return Path(place).name or type(pipe).__name__  # never the path of somebody's machine
 
 
-def _hash(arguments: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(arguments):
-        value = arguments[name]
-        if isinstance(value, Image.Image):
-            data = value.convert("RGB").tobytes()
-        elif isinstance(value, Tensor):
-            data = value.detach().float().cpu().numpy().tobytes()
-        else:
-            data = repr(value).encode()
-        digest.update(name.encode() + b"\0" + data + b"\0")
-    return digest.hexdigest()[:12]
+def _hash(value: object) -> str:
+    return hashlib.sha256(_as_bytes(value)).hexdigest()[:12]
+
+
+def _as_bytes(value: object) -> bytes:
+    """Return bytes that tell a value from others in every process; refuse what has none."""
+    data: list[bytes]
+    if isinstance(value, Mapping):
+        items = sorted(value.items(), key=lambda item: str(item[0]))
+        kind, data = "mapping", [_as_bytes(part) for item in items for part in item]
+    elif isinstance(value, list | tuple):
+        kind, data = "list", [_as_bytes(part) for part in value]
+    elif isinstance(value, Image.Image):
+        kind = f"image {value.mode} {value.size}"
+        data = [value.tobytes(), bytes(value.getpalette() or ())]
+    elif isinstance(value, Tensor):
+        kind = f"tensor {value.dtype} {list(value.shape)}"
+        data = [value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()]
+    elif isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        kind, data = f"array {value.dtype} {value.shape}", [value.tobytes()]
+    elif value is None or isinstance(value, str | bytes | int | float | torch.dtype | Path):
+        kind, data = type(value).__name__, [repr(value).encode()]
+    else:
+        raise ConfigError(
+            f"a recording cannot have a {type(value).__name__} among its settings, for nobody "
+            "could tell whether it is the same when the recording goes on (seed= sets the noise)"
+        )
+    return b"".join(b"%d:%s" % (len(part), part) for part in (kind.encode(), *data))
 
 
 def _hash_weights(pipe: Any) -> str:  # noqa: ANN401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -36,6 +37,13 @@ RECALL_ROWS = 64
 Observer = Callable[[Call, Tensor, Tensor], None]
 
 
+def _new_place() -> Tensor:
+    """Return `[forwards, frames, height, width]`: what a compiled forward writes and its layers
+    read, because numbers of Python would be part of the graph."""
+    with torch.inference_mode(mode=False):  # written in forwards with and without it
+        return torch.zeros(4, dtype=torch.int64, device="cpu")
+
+
 @dataclass
 class Stage:
     """One transformer of a pipeline: an expert, if there are two."""
@@ -44,7 +52,8 @@ class Stage:
     transformer: nn.Module
     adapter: Adapter
     grid: Grid | None = None
-    fresh: bool = False  # a forward has begun and no layer has run in it yet
+    place: Tensor = field(default_factory=_new_place)
+    ticks: int = 0  # the forwards that `begin_forward` knows of; `place` may be ahead
     context: Context | None = None
     layers: list[Layer] = field(default_factory=list)
 
@@ -62,10 +71,17 @@ class Layer:
         self.forward = -1
         self.sample = 0
 
-    def begin_in_graph(self, grid: Grid) -> None:
-        """Begin a forward in which this is the first layer, unless an eager hook has done so."""
-        if self.index == 0 and not self.stage.fresh:
-            self.runtime.begin_forward(self.stage, grid)
+    @property
+    def place(self) -> Tensor:
+        """Where the forwards of its stage note their place."""
+        return self.stage.place
+
+    def begin(self, place: Tensor) -> None:
+        """Begin the forward in which this is the first layer to run, unless a hook has done so."""
+        ticks, *grid = place.tolist()
+        if ticks != self.stage.ticks:
+            self.stage.ticks = ticks
+            self.runtime.begin_forward(self.stage, tuple(grid) if all(grid) else None)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
@@ -108,15 +124,21 @@ class Runtime:
         self.observer: Observer | None = None
         self._forwards = 0
         self._measured: dict[tuple[int, int], Tensor] = {}
-        self._measured_at: dict[int, int] = {}  # stage -> the step that is dense to be measured
+        self._measured_at: dict[tuple[int, int], int] = {}  # stage, layer -> the step for it
 
-    def begin_forward(self, stage: Stage, grid: Grid, timestep: object = None) -> None:
+    def begin_forward(self, stage: Stage, grid: Grid | None, timestep: object = None) -> None:
         """Note where a forward of a transformer stands; a new call forgets the one before."""
-        stage.grid, stage.fresh = grid, True
+        stage.grid = grid
         self._forwards += 1
         if self.clock.begin_forward(timestep, stage.context):
-            self._compare_tokens(math.prod(stage.grid))
+            if grid is not None:
+                self._compare_tokens(math.prod(grid))
             self._begin_call()
+        if self.clock.steps is not None and self.clock.step >= self.clock.steps:
+            self.note(
+                f"the loop is longer than the scheduler's {self.clock.steps} steps: what lies "
+                "beyond is taken as its last step"
+            )
 
     def _compare_tokens(self, tokens: int) -> None:
         """Warn where the profile was measured at another size."""
@@ -125,17 +147,19 @@ class Runtime:
             text = f"the profile was measured with {measured} video tokens, this run has {tokens}"
             if text not in self.notes:
                 warnings.warn(text, stacklevel=2)
-            self._note(text)
+            self.note(text)
 
     def _begin_call(self) -> None:
         self.method.reset()
         self._measured.clear()
         self._measured_at.clear()
+        for layer in itertools.chain.from_iterable(stage.layers for stage in self.stages):
+            layer.stats.watch.fold()
         steps = self.clock.steps
         if self.always_dense or steps is None:
             self.method, self.schedule = DenseMethod(), None
             if steps is None:
-                self._note(
+                self.note(
                     "dense: the number of steps is not known; call handle.set_step(step, steps)"
                 )
             return
@@ -149,14 +173,12 @@ class Runtime:
         if self.profile is not None:
             sigmas = self.clock.sigmas()
             if sigmas is None:
-                self._note(
-                    "the scheduler has no noise levels: every step takes the profile's mean"
-                )
+                self.note("the scheduler has no noise levels: every step takes the profile's mean")
                 mean = self.profile.budgets(PROFILE_MASS).mean(dim=0)
                 return mean.expand(steps, *mean.shape)
             return self.profile.at_sigmas(sigmas, self._stages_of(sigmas)).budgets(PROFILE_MASS)
         if self.measure and self.config.count_dense_steps(steps) == 0:
-            self._note("no dense step to measure budgets in: mass alone decides")
+            self.note("no dense step to measure budgets in: mass alone decides")
         elif self.measure:
             return torch.zeros(steps, max(layers), self._heads())
         return None
@@ -182,7 +204,6 @@ class Runtime:
         scale: float | None,
     ) -> Tensor:
         """Attend over `[B, N, H, D]`: ask the method, run its plan, or stay dense and say why."""
-        layer.stage.fresh = False
         # Some processors call attention once for every sample of a batch.
         layer.sample = layer.sample + 1 if layer.forward == self._forwards else 0
         layer.forward = self._forwards
@@ -234,19 +255,20 @@ class Runtime:
             return layer.dense(query, key, value, mask, scale)
 
     def _must_measure(self, layer: Layer) -> Dense | None:
-        """Return dense in the first step of a stage that has no warm-up of its own but needs
-        budgets."""
+        """Return dense in the first step of a layer that had no warm-up but needs budgets: of an
+        expert that came later, or skipped by a cache."""
         if not self._measures or layer.index < self.config.dense_layers:
             return None
         assert self.schedule is not None
-        stage, step = layer.stage.index, self.clock.step
+        place, step = (layer.stage.index, layer.index), self.clock.step
         if isinstance(self.schedule.at(step, layer.index), Dense):
             return None
-        if stage not in self._measured_at:
-            self._measured_at[stage] = step
-        if self._measured_at[stage] == step:
-            return Dense("the first step of this expert is dense to measure its budgets")
-        return None
+        if self._measured_at.setdefault(place, step) != step:
+            return None
+        warm = any(at < step for (stage, _), at in self._measured_at.items() if stage == place[0])
+        if warm:
+            return Dense("skipped in the warm-up, dense to measure its budgets")
+        return Dense("the first step of this expert is dense to measure its budgets")
 
     @property
     def _measures(self) -> bool:
@@ -255,7 +277,7 @@ class Runtime:
     def _measure(
         self, layer: Layer, layout: VideoLayout, query: Tensor, key: Tensor, scale: float | None
     ) -> None:
-        """Measure a layer's budgets in the last dense step of its stage, once."""
+        """Measure a layer's budgets in its last dense step, once."""
         place = layer.stage.index, layer.index
         if not self._measures or place in self._measured or layer.index < self.config.dense_layers:
             return
@@ -263,7 +285,7 @@ class Runtime:
         step, warm_up = self.clock.step, self.config.count_dense_steps(self.schedule.steps)
         if step < warm_up - 1:
             return
-        self._measured_at.setdefault(place[0], step)
+        self._measured_at.setdefault(place, step)
         with layer.stats.watch.phase("measuring", query.device):
             video = layout.video_part(query), layout.video_part(key)
             found = required_density(
@@ -289,12 +311,12 @@ class Runtime:
         stats = layer.stats
         stats.sparse_calls += 1
         stats.backends[resolve(self.config.backend, query, plan).name] += 1
-        padding = None if layout.valid_text is None else layout.text - layout.valid_text
-        stats.density.add(plan.density(padding).mean(dim=0))
+        stats.density.add(plan.density(layout.padding).mean(dim=0))
         if self.config.measure_recall:
             rows = min(RECALL_ROWS, query.shape[2])
-            with stats.watch.phase("measuring", query.device):
-                stats.recall.add(recall(query, key, plan, rows=rows, scale=scale).mean(dim=0))
+            with stats.watch.phase("recall", query.device):
+                found = recall(query, key, plan, layout=layout, rows=rows, scale=scale)
+                stats.recall.add(found.mean(dim=0))
 
     @property
     def state_bytes(self) -> int:
@@ -305,7 +327,8 @@ class Runtime:
         workspaces = sum(b.workspace_bytes for b in BACKENDS if b.name in used)
         return self.method.state_bytes + sum(stats.nbytes for stats in statistics) + workspaces
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Tell something in the statistics, once."""
         if text not in self.notes:
             self.notes.append(text)
 

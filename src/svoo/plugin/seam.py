@@ -4,7 +4,8 @@ An attention backend of our own is registered with diffusers' dispatcher and cho
 processor *instances*: the model's own processor goes on doing projections, norms and rope, and
 cross-attention, which has other processors, never comes here. Processors that call torch's
 attention themselves are met there instead. Compiled graphs call us as one opaque operator, which
-is told its layer by a tensor, so that one graph serves all layers.
+is told its layer and its place in the run by tensors, so that one graph serves all layers and
+sizes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
+from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -25,37 +27,32 @@ from diffusers.models.attention_dispatch import (
     _AttentionBackendRegistry,
 )
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
-
-from svoo.plugin.adapters import Grid
 
 Undo = Callable[[], None]
 _HOOK = "svoo"
-
-
-class Place(Protocol):
-    """What knows the grid of the forward that runs: read while a graph is traced."""
-
-    grid: Grid | None
 
 
 class Layer(Protocol):
     """A video self-attention that has been taken over."""
 
     dense_backend: Any
-    stage: Any
+
+    @property
+    def place(self) -> Tensor:
+        """Where its forwards note their place; written before `attend` is called."""
+
+    def begin(self, place: Tensor) -> None:
+        """Note where the forward stands that `attend` is about to be called in."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
     ) -> Tensor:
         """Attend over `[B, N, H, D]` as diffusers hands it over."""
 
-    def begin_in_graph(self, grid: Grid) -> None:
-        """Note that a compiled graph is about to call `attend`, in a forward of this grid."""
 
-
-Binding = tuple[Tensor, Place]  # the number of a layer, and its stage
+Binding = tuple[Tensor, Tensor]  # the number of a layer, and the place that its stage writes
 # A compiled graph can hand over a tensor but no object: layers are found by number.
 _layers: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -122,11 +119,22 @@ def _hand_over(
     scale: float | None,
 ) -> Tensor:
     """Call the bound layer: at once, or through the operator if a graph is being traced."""
-    number, stage = binding
-    if torch.compiler.is_compiling():
-        frames, height, width = stage.grid or (0, 0, 0)
-        return _attend_in_graph(query, key, value, mask, scale, number, frames, height, width)
-    return _layers[int(number)].attend(query, key, value, mask, scale)
+    call = _attend_in_graph if torch.compiler.is_compiling() else _call_layer
+    return call(query, key, value, mask, scale, *binding)
+
+
+def _call_layer(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    number: Tensor,
+    place: Tensor,
+) -> Tensor:
+    layer = _layers[int(number)]
+    layer.begin(place)
+    return layer.attend(query, key, value, mask, scale)
 
 
 @torch.library.custom_op("svoo::attend", mutates_args=())
@@ -137,13 +145,9 @@ def _attend_in_graph(
     mask: Tensor | None,
     scale: float | None,
     number: Tensor,
-    frames: int,
-    height: int,
-    width: int,
+    place: Tensor,
 ) -> Tensor:
-    layer = _layers[int(number)]
-    layer.begin_in_graph((frames, height, width))
-    return layer.attend(query, key, value, mask, scale).contiguous()
+    return _call_layer(query, key, value, mask, scale, number, place).contiguous()
 
 
 @_attend_in_graph.register_fake
@@ -151,23 +155,7 @@ def _(query: Tensor, *_: object) -> Tensor:
     return query.new_empty(query.shape)
 
 
-class _SDPAMode(TorchFunctionMode):
-    """Meets torch's attention, `[B, H, N, D]`, inside processors that call it themselves."""
-
-    def __init__(self, binding: Binding) -> None:
-        super().__init__()
-        self._binding = binding
-
-    def __torch_function__(
-        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if function is scaled_dot_product_attention:
-            return _attend_heads_first(self._binding, *args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
-
-
 def _attend_heads_first(
-    binding: Binding,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -177,7 +165,10 @@ def _attend_heads_first(
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
 ) -> Tensor:
-    if is_causal or enable_gqa or dropout_p or key.shape[2] != query.shape[2]:
+    """What processors that call torch's attention, `[B, H, N, D]`, find in its place."""
+    binding = _bound.binding
+    plain = not (is_causal or enable_gqa or dropout_p)
+    if binding is None or not plain or key.shape[2] != query.shape[2]:
         return scaled_dot_product_attention(
             query,
             key,
@@ -210,28 +201,39 @@ def bind(attention: nn.Module, layer: Layer, *, calls_torch: bool = False) -> Un
         _AttentionBackendRegistry.register(_BACKEND)(_attend)
     original: Any = attention.processor
     processor = copy.copy(original)
-    layer.dense_backend = getattr(original, "_attention_backend", None)
+    backend = getattr(original, "_attention_backend", None)
+    layer.dense_backend = AttentionBackendName.NATIVE if calls_torch else backend
     processor.__dict__.pop("_attention_backend", None)
     base: Any = type(original)
     processor.__class__ = _bound_class(base, calls_torch=calls_torch)
     number = next(_numbers)
     _layers[number] = layer
-    processor._svoo_binding = torch.tensor(number), layer.stage
+    processor._svoo_binding = torch.tensor(number, device="cpu"), layer.place
     attention.processor = processor
 
     def undo() -> None:
-        attention.processor = original
-        if getattr(original, "_attention_backend", None) is not layer.dense_backend:
+        if attention.processor is processor:
+            attention.processor = original
+        # Somebody may have kept ours to put it back, as unfusing does: it becomes a plain one.
+        processor.__class__ = base
+        del processor._svoo_binding
+        processor.__dict__.update(vars(original))
+        if not calls_torch and layer.dense_backend is not backend:
             # set_attention_backend came meanwhile
-            original._attention_backend = layer.dense_backend
+            original._attention_backend = processor._attention_backend = layer.dense_backend
 
     return undo
+
+
+def is_bound(attention: nn.Module) -> bool:
+    """Return whether the processor of a self-attention module is still ours."""
+    return hasattr(attention.processor, "_svoo_binding")
 
 
 @functools.cache
 def _bound_class(base: Any, *, calls_torch: bool) -> Any:
     """Return a subclass of a processor class whose calls come to us, with their binding."""
-    base_call: Any = base.__call__
+    base_call: Any = _redirect(base.__call__) if calls_torch else base.__call__
 
     @functools.wraps(base_call)  # diffusers filters keyword arguments by the signature
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -242,16 +244,11 @@ def _bound_class(base: Any, *, calls_torch: bool) -> Any:
         finally:
             _bound.binding = before
 
-    @functools.wraps(base_call)
-    def call_torch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _SDPAMode(self._svoo_binding):
-            return base_call(self, *args, **kwargs)
-
     def set_backend(self: Any, backend: Any) -> None:
         _layers[int(self._svoo_binding[0])].dense_backend = backend
 
     members: dict[str, Any] = {
-        "__call__": call_torch if calls_torch else call,
+        "__call__": call,
         "__deepcopy__": functools.partialmethod(_copy_unbound, base),
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -260,6 +257,21 @@ def _bound_class(base: Any, *, calls_torch: bool) -> Any:
         # What the user chooses later becomes the dense fallback; ours stays.
         members["_attention_backend"] = property(lambda _self: _BACKEND, set_backend)
     return type(base.__name__, (base,), members)
+
+
+def _redirect(function: Any) -> Any:
+    """Return a copy of a function whose `F` has our attention; graphs cannot trace a mode."""
+    ours = ModuleType(functional.__name__)
+    vars(ours).update(vars(functional), scaled_dot_product_attention=_attend_heads_first)
+    names = {
+        name: ours if value is functional else value
+        for name, value in function.__globals__.items()
+        if name != "__name__"  # by which the compiler would find the module and its own F
+    }
+    parts = function.__name__, function.__defaults__, function.__closure__
+    redirected = FunctionType(function.__code__, names, *parts)
+    redirected.__kwdefaults__ = function.__kwdefaults__
+    return functools.update_wrapper(redirected, function)
 
 
 def _copy_unbound(processor: Any, base: Any, memo: dict[int, Any]) -> Any:

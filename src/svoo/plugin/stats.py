@@ -4,7 +4,7 @@ device."""
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PHASES = ("clustering", "selection", "attention", "dense", "measuring")
+PHASES = ("clustering", "selection", "attention", "dense", "measuring", "recall")
 
 
 class Stopwatch:
@@ -23,8 +23,8 @@ class Stopwatch:
     def __init__(self) -> None:
         """Start at nothing."""
         self._seconds: dict[str, float] = defaultdict(float)
-        self._events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(
-            list
+        self._events: dict[str, deque[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(
+            deque
         )
 
     @contextmanager
@@ -43,12 +43,18 @@ class Stopwatch:
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of every phase; waits for a CUDA device."""
-        for name, pairs in self._events.items():
-            for start, end in pairs:
+        for pairs in self._events.values():
+            for _, end in pairs:
                 end.synchronize()
-                self._seconds[name] += start.elapsed_time(end) / 1e3
-            pairs.clear()
+        self.fold()
         return {name: self._seconds.get(name, 0.0) for name in PHASES}
+
+    def fold(self) -> None:
+        """Add up the events that have passed, without waiting, so that they do not pile up."""
+        for name, pairs in self._events.items():
+            while pairs and pairs[0][1].query():
+                start, end = pairs.popleft()
+                self._seconds[name] += start.elapsed_time(end) / 1e3
 
 
 class RunningMean:
@@ -61,7 +67,8 @@ class RunningMean:
 
     def add(self, value: Tensor) -> None:
         """Count one more; does not wait for the device."""
-        self._sum = value.float() if self._sum is None else self._sum + value
+        before = None if self._sum is None else self._sum.to(value.device)  # it may have moved
+        self._sum = value.float() if before is None else before + value
         self._count += 1
 
     @property
@@ -133,9 +140,10 @@ def summarise(data: dict[str, Any]) -> str:
     lines += [f"{count} calls on the {name} backend ({why})" for name, count in backends.items()]
     lines += [f"{count} dense calls: {reason}" for reason, count in reasons.items()]
     lines += [f"note: {note}" for note in data["notes"]]
+    aside = data["seconds"]["measuring"] + data["seconds"]["recall"]
     lines.append(
         f"density over sparse calls {_figure(data['density']).strip()}; measuring took "
-        f"{data['seconds']['measuring']:.3f} s; state {data['state_bytes']:,} bytes"
+        f"{aside:.3f} s; state {data['state_bytes']:,} bytes"
     )
     return "\n".join(lines)
 

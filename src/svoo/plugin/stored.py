@@ -7,6 +7,7 @@ from pathlib import Path
 from svoo.catalogue import Model
 from svoo.errors import ProfileError
 from svoo.files import cache_folder
+from svoo.plugin.runtime import PROFILE_MASS
 from svoo.profile import Profile
 
 _SHIPPED = Path(__file__).parents[1] / "mini" / "profile.safetensors"
@@ -24,6 +25,10 @@ def find_profile(model: Model | None, layers: int, heads: int) -> Profile | None
                 continue  # somebody else's file; one that is asked for by name is never skipped
             facts = profile.provenance
             if facts.get("model") == model.name and facts.get("method") != "closed-form":
-                profile.check_fits(layers, heads)
+                try:
+                    profile.check_fits(layers, heads)
+                    profile.at_mass(PROFILE_MASS)
+                except ProfileError as error:
+                    raise ProfileError(f"{path}: {error}") from error
                 return profile
     return None
