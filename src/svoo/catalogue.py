@@ -107,13 +107,7 @@ _MODELS = (
         dense_layers=0,  # one of six would be a sixth of the time
         recluster_every=8,  # of 20 steps
         call_defaults={"max_sequence_length": 32},
-        tuned={
-            "mass": 0.45,
-            "dense_steps": 0.0,
-            "ramp": 0.5,
-            "fineness": 3.5,
-            "recluster_every": 1,
-        },
+        tuned={"mass": 0.45, "dense_steps": 0.0, "ramp": 0.5, "fineness": 3.5},
     ),
     _wan(
         "wan2.1-t2v-1.3b",
