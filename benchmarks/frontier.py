@@ -57,8 +57,8 @@ def settings() -> dict[str, SVOOConfig]:
     changes["no compensation"] = {"compensate": False}
     for every in (1, 4, 8, 20):
         changes[f"recluster {every}"] = {"recluster_every": every}
-    for warm_up in (0.0, 0.2):
-        changes[f"warm-up {warm_up}"] = {"dense_steps": warm_up}
+    for dense in (0.0, 0.2):
+        changes[f"warm-up {dense}"] = {"dense_steps": dense}
     changes["warm-up 0.0, ramp 0.3"] = {"dense_steps": 0.0, "ramp": 0.3}
     changes["branches apart"] = {"share_branches": False}
     changes["iterations 2"] = {"iterations": 2}

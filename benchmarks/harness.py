@@ -96,19 +96,20 @@ def _status(field: str) -> int:
     raise SystemExit(f"no {field} in /proc/self/status: peak memory needs Linux")
 
 
-LOAD_BEFORE = round(os.getloadavg()[0], 2)  # of others: nothing of ours has run yet
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    folder = Path(__file__).parent
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    return done.stdout.strip()
+
+
+# As they are when a benchmark starts: nothing of its own has run yet.
+BEFORE = {"load_before": round(os.getloadavg()[0], 2), "commit": _commit()}
 
 
 def machine() -> dict[str, Any]:
     """Return what the figures depend on."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent,
-        check=False,
-    ).stdout.strip()
-    return {**describe_machine(), "load_before": LOAD_BEFORE, "commit": commit}
+    return {**describe_machine(), **BEFORE}
 
 
 def save(out: Path, name: str, rows: list[dict[str, Any]], **more: object) -> Path:
