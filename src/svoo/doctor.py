@@ -52,6 +52,7 @@ def describe_machine() -> dict[str, Any]:
         processor = names[0] if names else processor
     found = {
         "processor": processor,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
