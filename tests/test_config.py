@@ -64,7 +64,7 @@ def test_the_paper_preset_has_the_papers_numbers() -> None:
     paper = SVOOConfig.paper()
     assert (paper.mass, paper.theta, paper.dense_steps, paper.dense_layers) == (0.9, 0.1, 0.2, 1)
     assert (paper.recluster_every, paper.iterations, paper.compensate) == (20, 2, False)
-    assert paper.budget_unit == "clusters"
+    assert (paper.budget_unit, paper.fineness) == ("clusters", 1.0)
     assert SVOOConfig.paper("hunyuanvideo-t2v").dense_steps == 0.1
     assert SVOOConfig.paper("mini").dense_layers == 0
 
@@ -77,7 +77,7 @@ def test_every_model_of_the_paper_has_a_release_preset() -> None:
         else:
             config = SVOOConfig.release(model.name)
             assert config.theta == 1.0
-            assert config.budget_unit == "whole clusters"
+            assert (config.budget_unit, config.fineness) == ("whole clusters", 1.0)
     assert SVOOConfig.release("wan2.1-i2v-14b").budget_range == (0.10, 0.15)
     assert SVOOConfig.release("hunyuanvideo-i2v").mass == 0.88
     assert SVOOConfig.release("wan2.1-t2v-1.3b").dense_layers == 0
@@ -90,5 +90,5 @@ def test_default_mode_takes_what_was_tuned_on_a_model() -> None:
         SVOOConfig().mass,
         0.2,
         0.0,
-        1.0,
+        SVOOConfig().fineness,
     )

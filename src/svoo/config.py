@@ -26,7 +26,7 @@ class SVOOConfig:
     (the authors' release); `budget_range` clips budgets before use.
     """
 
-    mass: float = 0.5
+    mass: float = 0.7
     theta: float = 0.1
     dense_steps: int | float = 0.2
     ramp: float = 0.0
@@ -34,7 +34,7 @@ class SVOOConfig:
     recluster_every: int = 2
     query_clusters: int | None = None
     key_clusters: int | None = None
-    fineness: float = 1.0
+    fineness: float = 2.0
     iterations: int = 2
     clustering: Literal["co", "kmeans"] = "co"
     share_branches: bool = True
@@ -96,6 +96,7 @@ class SVOOConfig:
         known = find_model(model) if model else None
         return cls(
             mass=0.9,
+            fineness=1.0,
             dense_steps=known.warm_up if known else 0.2,
             dense_layers=known.dense_layers if known else 1,
             recluster_every=known.recluster_every if known else 20,
@@ -114,6 +115,7 @@ class SVOOConfig:
             )
         return cls(
             mass=numbers.mass,
+            fineness=1.0,
             theta=1.0,  # no budget is above 1: always the union of the two sets
             dense_steps=numbers.dense_steps,
             dense_layers=numbers.dense_layers,
