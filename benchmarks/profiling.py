@@ -26,7 +26,7 @@ from svoo.density import DensityEstimate
 from svoo.inspection import spread
 from svoo.mini import load
 from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs
-from svoo.plugin.recorder import MASSES, ROWS
+from svoo.plugin.recorder import EVERY, MASSES, ROWS
 
 
 def main(
@@ -34,7 +34,7 @@ def main(
     steps: Annotated[int, typer.Option(min=1, help="Denoising steps of a run.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = 4,
     rows: Annotated[int, typer.Option(min=1, help="Sampled rows of a head.")] = ROWS,
-    every: Annotated[int, typer.Option(min=1, help="Measure every so many steps.")] = 1,
+    every: Annotated[int, typer.Option(min=1, help="Measure every so many steps.")] = EVERY,
 ) -> None:
     """Time recording against running, then say the standard errors."""
     pipe, model = load(), find_model("mini")

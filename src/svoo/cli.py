@@ -152,7 +152,9 @@ def profile(
     masses: Annotated[
         str, typer.Option(help="Masses, with commas; 0.95 must be among them.")
     ] = "0.5,0.6,0.7,0.8,0.9,0.95",
-    every: Annotated[int, typer.Option(help="Measure every so many steps.")] = 1,
+    every: Annotated[
+        int, typer.Option(help="Measure every so many steps; those between are interpolated.")
+    ] = 3,
     branch: Annotated[str, typer.Option(help="cond or both.")] = "cond",
     method: Annotated[str, typer.Option(help="measured or closed-form.")] = "measured",
     exact: Annotated[

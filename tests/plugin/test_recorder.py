@@ -30,7 +30,7 @@ PROMPTS = ["a red fox", "the lazy dog jumps"]
 
 
 def exactly(**changes: Any) -> dict[str, Any]:
-    return {"masses": (0.5, 0.95), "rows": None, "exact": True} | changes
+    return {"masses": (0.5, 0.95), "rows": None, "every": 1, "exact": True} | changes
 
 
 @pytest.fixture(scope="module")

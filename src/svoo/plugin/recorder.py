@@ -29,6 +29,7 @@ from svoo.profile import Profile
 
 MASSES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 ROWS = 640  # enough for a standard error of .01 of any entry
+EVERY = 3  # what a head needs changes little from step to step, and slowly
 _SIZES = {  # the pipelines' words and the profile's
     "width": "width",
     "height": "height",
@@ -50,7 +51,7 @@ class Measuring:
 
     masses: Sequence[float] = MASSES
     rows: int | Literal["auto"] | None = "auto"
-    every: int = 1
+    every: int = EVERY
     branch: Literal["cond", "both"] = "cond"
     method: Literal["measured", "closed-form"] = "measured"
     exact: bool = False
