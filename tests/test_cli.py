@@ -184,12 +184,12 @@ def test_demo_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_profile_end_to_end_on_the_embedded_model(tmp_path: Path) -> None:
     out = tmp_path / "p.safetensors"
-    sizes = ["--steps", "2", "--frames", "5", "--height", "32", "--width", "48", "--rows", "8"]
+    sizes = ["--steps", "4", "--frames", "5", "--height", "32", "--width", "48", "--rows", "8"]
     command = ["profile", "--inputs", "2", "--masses", "0.5,0.95", "--out", str(out), *sizes]
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0, done.output
     found = Profile.load(out)
-    assert found.density.shape == (2, 2, 6, 4, 2)
+    assert found.density.shape == (2, 2, 6, 4, 2)  # of four steps, the first and the fourth
     assert (found.provenance["model"], found.provenance["tokens"]) == ("mini", "48")
     predicted = tmp_path / "closed.safetensors"
     command[-len(sizes) - 1] = str(predicted)

@@ -59,7 +59,7 @@ def test_recording_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(generate_module, "load_pipeline", lambda *_: tiny.build("wan2.1-t2v"))
     out = tmp_path / "p.safetensors"
     request = Request(prompt="", out=out, model="x/y", steps=2, frames=5, height=32, width=32)
-    found = record_by_name(request, [{"prompt": "a fox"}], Measuring(rows=4))
+    found = record_by_name(request, [{"prompt": "a fox"}], Measuring(rows=4, every=1))
     assert found.density.shape[1] == 2 and found.provenance["frames"] == "5"
     assert Profile.load(out).provenance == found.provenance
     picture = Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8))
