@@ -91,8 +91,8 @@ def main(
         bool,
         typer.Option(
             "--held-out",
-            help="Prompts that neither training nor the profile has seen, instead of the first "
-            "that the profile was measured on.",
+            help="Prompts that were never alone in a training clip and are not in the profile, "
+            "instead of the first that the profile was measured on.",
         ),
     ] = False,
     frames: Annotated[int, typer.Option(help="97 gives about 15,000 tokens.")] = 49,

@@ -213,6 +213,11 @@ class Handle:
         self.remove()
 
 
+def is_applied(transformer: nn.Module) -> bool:
+    """Return whether a transformer is svoo's at the moment."""
+    return transformer.__dict__.get(_HANDLE) is not None
+
+
 def recognise(target: object) -> Model | None:
     """Return the catalogue's model that a pipeline is, by hub id, else by class, layers and
     heads."""

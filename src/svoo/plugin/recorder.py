@@ -23,7 +23,7 @@ from svoo.errors import ConfigError, ProfileError
 from svoo.methods.base import Call
 from svoo.plugin.adapters import find_transformers
 from svoo.plugin.generate import StepClock, call_pipeline
-from svoo.plugin.handle import _HANDLE, Handle, apply, recognise
+from svoo.plugin.handle import Handle, apply, is_applied, recognise
 from svoo.plugin.runtime import PROFILE_MASS
 from svoo.profile import Profile
 
@@ -131,7 +131,7 @@ def record_profile(
         raise ConfigError(f"inputs must be a list of prompts or mappings, got {inputs!r}")
     if not inputs:
         raise ConfigError("there are no inputs; give at least one prompt")
-    if any(part.__dict__.get(_HANDLE) is not None for part, _ in find_transformers(pipe)):
+    if any(is_applied(transformer) for transformer, _ in find_transformers(pipe)):
         raise ConfigError(
             "svoo is applied to this pipeline, and recording needs it dense: call "
             "handle.remove() first"
