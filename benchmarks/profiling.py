@@ -59,6 +59,7 @@ def main(
     error = spread(Profile.merge(profiles)).sampling
     assert error is not None
     bins, sorting = time_measuring(rows)
+    calls = len(range(0, steps, every)) * model.layers  # equal runs may differ by more than these
     row = {
         "rows": rows,
         "every": every,
@@ -67,6 +68,7 @@ def main(
         "dense_seconds": dense,
         "recording_seconds": recording,
         "cost_percent": 100 * (recording / dense - 1),
+        "cost_by_calls_percent": 100 * calls * bins / dense,
         "bins_seconds": bins,
         "sorting_seconds": sorting,
         "error_of_entry": error.entry,
@@ -77,7 +79,8 @@ def main(
     save(out, "profiling", [row])
     Console().print(
         f"a dense run takes {dense:.1f} s, recording it with {rows} rows {recording:.1f} s "
-        f"({row['cost_percent']:+.1f} %); standard error of an entry {error.entry:.4f} (at most "
+        f"({row['cost_percent']:+.1f} %; {row['cost_by_calls_percent']:.1f} % by its calls); "
+        f"standard error of an entry {error.entry:.4f} (at most "
         f"{error.worst_entry:.4f}), of a head's mean over {steps} steps {error.head:.4f} (at most "
         f"{error.worst_head:.4f}); counting in bins takes {1e3 * bins:.0f} ms a call where "
         f"sorting takes {1e3 * sorting:.0f}",
