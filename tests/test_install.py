@@ -1,4 +1,4 @@
-"""The pinned set must install with the CUDA build of torch too: it needs more than the CPU build."""
+"""The pinned set must install with the CUDA build of torch, which needs more than the CPU one."""
 
 import json
 import os
