@@ -26,7 +26,7 @@ from rich.table import Table
 from svoo import SVOOConfig
 from svoo.catalogue import find_model
 from svoo.mini import load
-from svoo.mini.scenes import MOTIONS
+from svoo.mini.vocabulary import MOTIONS
 from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs
 from svoo.plugin.trial import Trial, run_trial, warm_up
 

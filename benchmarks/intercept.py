@@ -1,8 +1,7 @@
-"""What interception costs when nothing is made sparse: forwards of a 6-layer Wan transformer.
+"""What interception costs when nothing is made sparse: forwards of the embedded model's
+transformer.
 
     python benchmarks/intercept.py --out out/benchmarks
-
-Untrained weights: the cost of a forward does not depend on them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from svoo import apply
 from svoo.checks import seeded
-from svoo.mini.build import make_transformer
+from svoo.mini import load
 
 
 def main(
@@ -26,9 +25,7 @@ def main(
     repeats: Annotated[int, typer.Option(min=1)] = 15,
 ) -> None:
     """Time plain and intercepted forwards of 4,032 tokens in turns; keep the machine idle."""
-    torch.manual_seed(0)
-    plain, taken = make_transformer().eval(), make_transformer().eval()
-    taken.load_state_dict(plain.state_dict())
+    plain, taken = load().transformer, load().transformer
     handle = apply(taken, method="dense")
     latents = torch.randn(1, 16, 7, 18, 32, generator=seeded(0))
     text = torch.randn(1, 32, 64, generator=seeded(1))

@@ -27,18 +27,8 @@ from rich.table import Table
 from torch import Tensor
 
 from svoo.mini import load
-from svoo.mini.scenes import (
-    BACKGROUNDS,
-    CLIP_FRAMES,
-    COLOURS,
-    DIRECTIONS,
-    OTHER_MOTIONS,
-    SHAPES,
-    Scene,
-    ask_for,
-    is_held_out,
-    render,
-)
+from svoo.mini.vocabulary import BACKGROUNDS, COLOURS, DIRECTIONS, OTHER_MOTIONS, SHAPES
+from tools.training.scenes import CLIP_FRAMES, Scene, ask_for, is_held_out, render
 
 QUESTIONS = ("colour", "motion", "background", "shape")
 CORNERS = (3, 4, 5)  # of a triangle, a square and a star
@@ -131,7 +121,7 @@ def _read_motion(mask: Tensor) -> str:
         return _read_standing(mask[seen], count[seen])
     angle = 2 * math.pi * times
     ones = torch.ones_like(times)
-    curves = {  # as in `svoo.mini.scenes.pose`
+    curves = {  # as in `tools.training.scenes.pose`
         "straight": torch.stack((ones, times), dim=1),
         "orbit": torch.stack((ones, angle.cos(), angle.sin()), dim=1),
         "bounce": torch.stack((ones, (2.5 * angle).cos(), (2.5 * angle).sin()), dim=1),

@@ -25,6 +25,7 @@ ROWS = (
 )
 RANK = {name: place for place, row in enumerate(ROWS) for name in row}
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
+TOOLS = sorted(path.relative_to(ROOT) for path in (ROOT / "tools").rglob("*.py"))
 UNTESTED = {"errors.py", "__main__.py", "backends/base.py", "methods/base.py"}  # nothing to run
 
 
@@ -46,6 +47,7 @@ def part(path: Path) -> str:
 def test_imports_point_one_way(path: Path) -> None:
     for name in imports(path):
         top, *rest = name.split(".")
+        assert top != "tools", f"{path} imports {name}, which is not shipped"
         if top == "svoo" and rest:
             assert RANK[rest[0]] <= RANK[part(path)], f"{path} imports {name}"
             if part(path) == rest[0] == "backends" and path.name != "__init__.py":
@@ -58,7 +60,7 @@ def test_imports_point_one_way(path: Path) -> None:
             assert str(path) == "backends/flashinfer.py"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
+@pytest.mark.parametrize("path", [*MODULES, *TOOLS], ids=str)
 def test_every_module_has_its_test_file(path: Path) -> None:
     if path.name != "__init__.py" and str(path) not in UNTESTED:
         assert (ROOT / "tests" / path.parent / f"test_{path.name}").exists()

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from svoo.errors import ModelError, ShapeError
-from svoo.mini.build import (
+from svoo.mini.pipeline import WEIGHTS, MiniPipeline, check_weights, load
+from tools.training.build import (
     assemble,
     make_text_encoder,
     make_tokenizer,
     make_transformer,
     make_vae,
 )
-from svoo.mini.export import WEIGHTS, write_hashes
-from svoo.mini.pipeline import MiniPipeline, check_weights, load
+from tools.training.export import write_hashes
 
 PROMPT = "a red circle moves left over a checkered floor"
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 from svoo import Profile
 from svoo.errors import ConfigError, FileError
-from svoo.mini.scenes import vocabulary
+from svoo.mini.vocabulary import vocabulary
 from svoo.plugin import generate as generate_module
 from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs, record_by_name
 from svoo.plugin.generate import Request

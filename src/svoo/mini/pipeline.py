@@ -19,9 +19,9 @@ from transformers.utils import logging as transformers_logging
 
 from svoo.catalogue import find_model
 from svoo.errors import ModelError, ShapeError
-from svoo.mini.export import WEIGHTS
-from svoo.mini.scenes import grammar, vocabulary
+from svoo.mini.vocabulary import grammar, vocabulary
 
+WEIGHTS = Path(__file__).parent / "weights"
 _SIDE_STEP = 16  # what WanPipeline asks of height and width
 _FRAME_STEP = 4  # frames are coded as one and then by fours
 _MODEL = find_model("mini")

@@ -13,13 +13,15 @@ import torch
 from diffusers import AutoencoderKLWan
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from transformers import PreTrainedTokenizerFast
 
-from svoo.mini import backgrounds, scenes
-from svoo.mini.backgrounds import ASPECT
-from svoo.mini.build import assemble, make_text_encoder, make_tokenizer, make_transformer
-from svoo.mini.scenes import CLIP_FRAMES, SHAPES, Scene, draw_scene, near_things, pose, render
-from svoo.mini.training import Averaged, Log, cosine_rate, load_resume, save_grid, save_resume
+from svoo.mini.vocabulary import SHAPES
+from tools.training import backgrounds, scenes
+from tools.training.backgrounds import ASPECT
+from tools.training.build import assemble, make_text_encoder, make_tokenizer, make_transformer
+from tools.training.scenes import CLIP_FRAMES, Scene, draw_scene, near_things, pose, render
+from tools.training.training import Log, average, cosine_rate, load_resume, save_grid, save_resume
 
 PEAK_RATE = 1e-3
 AVERAGING = 0.995  # over some 200 steps; more would carry the second stage into the last
@@ -239,7 +241,7 @@ def train_dit(
     parts = nn.ModuleDict(
         {"text_encoder": make_text_encoder(), "transformer": transformer, "guide": guide}
     )
-    averaged = Averaged(parts, AVERAGING)
+    averaged = average(parts, AVERAGING)
     optimiser = torch.optim.AdamW(
         parts.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01
     )
@@ -262,7 +264,7 @@ def train_dit(
         (flow + GUIDE_WEIGHT * (path + shape)).backward()
         torch.nn.utils.clip_grad_norm_(parts.parameters(), 1.0)
         optimiser.step()
-        averaged.update(parts, step)
+        averaged.update_parameters(parts)
         kind = f"{batch.codes.name}{batch.frames}"
         for name, loss in (kind, flow), ("path", path), ("shape", shape):
             running[name] = 0.95 * running.get(name, loss.item()) + 0.05 * loss.item()
@@ -308,10 +310,10 @@ def _losses(
     return flow, *guide.errors([clips[n] for n in picked], batch.frames)
 
 
-def _save_samples(averaged: Averaged, vae: AutoencoderKLWan, path: Path) -> None:
+def _save_samples(averaged: AveragedModel, vae: AutoencoderKLWan, path: Path) -> None:
     """Generate a few half-size clips with the averaged weights and save them as a grid."""
     parts = nn.ModuleDict({"text_encoder": make_text_encoder(), "transformer": make_transformer()})
-    averaged.copy_to(parts)
+    parts.load_state_dict(averaged.module.state_dict(), strict=False)  # the guide stays behind
     pipe = assemble(vae, parts["text_encoder"], parts["transformer"])
     pipe.set_progress_bar_config(disable=True)
     prompts = (

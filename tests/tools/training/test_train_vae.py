@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from svoo.mini import train_vae as train_vae_module
-from svoo.mini.build import make_vae
-from svoo.mini.train_vae import draw_batch, held_out_psnr, initialise, train_vae
+from tools.training import train_vae as train_vae_module
+from tools.training.build import make_vae
+from tools.training.train_vae import draw_batch, held_out_psnr, initialise, train_vae
 
 
 def test_the_start_treats_a_still_clip_as_a_still() -> None:

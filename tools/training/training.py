@@ -15,28 +15,18 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 
-class Averaged:
-    """An exponential moving average of a module's parameters, kept in float32."""
+def average(module: nn.Module, decay: float) -> AveragedModel:
+    """Return a moving average of a module's parameters; early on it moves faster, so that the
+    start is forgotten."""
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
-        """Start from the module's present parameters."""
-        self.decay = decay
-        self.values = {name: value.detach().clone() for name, value in module.named_parameters()}
+    def move(averaged: Tensor, value: Tensor, count: Tensor | int) -> Tensor:
+        kept = min(decay, (1 + float(count)) / (10 + float(count)))
+        return averaged.lerp(value.detach(), 1 - kept)
 
-    @torch.no_grad()
-    def update(self, module: nn.Module, step: int) -> None:
-        """Move a little towards the module; early on faster, so that the start is forgotten."""
-        decay = min(self.decay, (1 + step) / (10 + step))
-        for name, value in module.named_parameters():
-            self.values[name].lerp_(value, 1 - decay)
-
-    @torch.no_grad()
-    def copy_to(self, module: nn.Module) -> None:
-        """Give the averages to a module of the same shape."""
-        for name, value in module.named_parameters():
-            value.copy_(self.values[name])
+    return AveragedModel(module, avg_fn=move)
 
 
 def cosine_rate(step: int, steps: int, peak: float, floor: float = 0.03) -> float:
@@ -48,16 +38,17 @@ def cosine_rate(step: int, steps: int, peak: float, floor: float = 0.03) -> floa
 def save_resume(
     path: Path,
     module: nn.Module,
-    averaged: Averaged,
+    averaged: AveragedModel,
     optimiser: torch.optim.Optimizer,
     facts: Mapping[str, float],
 ) -> None:
     """Write all that training needs to go on, whole or not at all; the moments in bfloat16 keep it
     small."""
-    tensors: dict[str, Tensor] = {}
+    tensors = {
+        f"averaged/{name}": value.detach() for name, value in averaged.module.named_parameters()
+    }
     for name, value in module.named_parameters():
         tensors[f"weight/{name}"] = value.detach()
-        tensors[f"averaged/{name}"] = averaged.values[name]
         moments = optimiser.state.get(value)
         if moments:
             tensors[f"first/{name}"] = moments["exp_avg"].to(torch.bfloat16)
@@ -73,17 +64,19 @@ def save_resume(
 
 
 def load_resume(
-    path: Path, module: nn.Module, averaged: Averaged, optimiser: torch.optim.Optimizer
+    path: Path, module: nn.Module, averaged: AveragedModel, optimiser: torch.optim.Optimizer
 ) -> dict[str, float]:
     """Read what `save_resume` wrote into the three objects and return its facts."""
     with safe_open(path, "pt") as file, torch.no_grad():
         names = set(file.keys())
         facts = {key: float(value) for key, value in (file.metadata() or {}).items()}
+        averaged.n_averaged.fill_(int(facts["step"]))
+        averages = dict(averaged.module.named_parameters())
         for name, value in module.named_parameters():
             if f"weight/{name}" not in names:  # a part that came later begins anew
                 continue
             value.copy_(file.get_tensor(f"weight/{name}"))
-            averaged.values[name].copy_(file.get_tensor(f"averaged/{name}"))
+            averages[name].copy_(file.get_tensor(f"averaged/{name}"))
             if f"first/{name}" in names:
                 optimiser.state[value] = {
                     "step": torch.tensor(facts["step"]),

@@ -10,7 +10,8 @@ import torch
 import typer
 
 from svoo.files import cache_folder
-from svoo.mini.export import WEIGHTS, export_pipeline, export_vae
+from svoo.mini.pipeline import WEIGHTS
+from tools.training.export import export_pipeline, export_vae
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 
@@ -35,7 +36,7 @@ def vae(
     threads: Threads = 1,
 ) -> None:
     """Train the autoencoder."""
-    from svoo.mini.train_vae import train_vae
+    from tools.training.train_vae import train_vae
 
     _check_resume(out, resume=resume, name="vae.safetensors")
     torch.set_num_threads(threads)
@@ -58,7 +59,7 @@ def dit(
     ] = None,
 ) -> None:
     """Train the text encoder and the transformer on the exported autoencoder's codes."""
-    from svoo.mini.train_dit import train_dit
+    from tools.training.train_dit import train_dit
 
     _check_resume(out, resume=resume)
     torch.set_num_threads(threads)
@@ -91,7 +92,7 @@ def check(
     """Say how long the shipped pipeline takes to load and how well its autoencoder reconstructs
     held-out clips."""
     from svoo.mini.pipeline import load
-    from svoo.mini.train_vae import held_out_psnr
+    from tools.training.train_vae import held_out_psnr
 
     start = time.perf_counter()
     pipe = load()

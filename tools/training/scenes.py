@@ -14,48 +14,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from svoo.mini.backgrounds import ASPECT, PAINTERS
+from svoo.mini.vocabulary import (
+    BACKGROUNDS,
+    COLOURS,
+    DIRECTIONS,
+    MOTIONS,
+    OTHER_MOTIONS,
+    OTHER_WORDINGS,
+    SHAPES,
+    STRAIGHT_WORDINGS,
+)
+from tools.training.backgrounds import ASPECT, PAINTERS
 
 CLIP_FRAMES = 49  # one unit of time
-
-COLOURS: dict[str, tuple[float, float, float]] = {
-    "red": (0.90, 0.12, 0.10),
-    "orange": (1.00, 0.52, 0.05),
-    "yellow": (1.00, 0.90, 0.08),
-    "green": (0.08, 0.80, 0.20),
-    "cyan": (0.05, 0.88, 0.92),
-    "blue": (0.10, 0.25, 0.95),
-    "purple": (0.62, 0.10, 0.85),
-    "white": (1.00, 1.00, 1.00),
-}
-SHAPES = ("circle", "square", "triangle", "ring", "star")
-DIRECTIONS: dict[str, tuple[int, int]] = {
-    "left": (-1, 0),
-    "right": (1, 0),
-    "up": (0, -1),
-    "down": (0, 1),
-    "up and left": (-1, -1),
-    "up and right": (1, -1),
-    "down and left": (-1, 1),
-    "down and right": (1, 1),
-}
-OTHER_MOTIONS = ("bounce", "orbit", "grow", "spin")
-MOTIONS = (*DIRECTIONS, *OTHER_MOTIONS)
-BACKGROUNDS: dict[str, tuple[str, ...]] = {
-    "a checkered floor": ("over", "across"),
-    "a wooden floor": ("over", "across"),
-    "a brick wall": ("in front of", "against"),
-    "a grassy field": ("over", "across"),
-    "a starry sky": ("in front of", "against"),
-    "rippling water": ("over", "across"),
-}
-_STRAIGHT_WORDINGS = ("moves {}", "slides {}", "is moving {}", "glides {}")
-_OTHER_WORDINGS = {
-    "bounce": ("bounces", "is bouncing"),
-    "orbit": ("moves in an orbit", "is going around in an orbit"),
-    "grow": ("grows", "is growing"),
-    "spin": ("spins", "is spinning"),
-}
 
 
 @dataclass(frozen=True)
@@ -147,48 +118,14 @@ def _caption(chance: random.Random, background: str, things: tuple[Thing, ...]) 
     parts = []
     for thing in things:
         if thing.motion in DIRECTIONS:
-            wording = chance.choice(_STRAIGHT_WORDINGS).format(thing.motion)
+            wording = chance.choice(STRAIGHT_WORDINGS).format(thing.motion)
         else:
-            wording = chance.choice(_OTHER_WORDINGS[thing.motion])
+            wording = chance.choice(OTHER_WORDINGS[thing.motion])
         article = "an" if thing.colour[0] in "aeiou" else "a"
         article = chance.choice((article, article, "the"))
         parts.append(f"{article} {thing.colour} {thing.shape} {wording}")
     where = chance.choice(BACKGROUNDS[background])
     return f"{' while '.join(parts)} {where} {background}"
-
-
-def vocabulary() -> list[str]:
-    """Return every word that a caption can have, sorted."""
-    sentences = [
-        "a an the while",
-        *COLOURS,
-        *SHAPES,
-        *DIRECTIONS,
-        *(wording.format("") for wording in _STRAIGHT_WORDINGS),
-        *(wording for wordings in _OTHER_WORDINGS.values() for wording in wordings),
-        *BACKGROUNDS,
-        *(place for places in BACKGROUNDS.values() for place in places),
-    ]
-    return sorted({word for sentence in sentences for word in sentence.split()})
-
-
-def grammar() -> str:
-    """Say in a few lines what a prompt can ask for."""
-    return "\n".join(
-        (
-            f"a COLOUR SHAPE MOTION PLACE, e.g. {example_prompt()!r}",
-            f"  colours: {', '.join(COLOURS)}",
-            f"  shapes: {', '.join(SHAPES)}",
-            f"  motions: moves {', '.join(DIRECTIONS)}; bounces, moves in an orbit, grows, spins",
-            f"  places: {', '.join(f'{where[0]} {what}' for what, where in BACKGROUNDS.items())}",
-            "  two things: join them with 'while'",
-        )
-    )
-
-
-def example_prompt() -> str:
-    """Return a prompt that is like the captions."""
-    return "a red circle moves left over a checkered floor"
 
 
 def render(

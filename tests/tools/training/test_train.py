@@ -6,7 +6,7 @@ import pytest
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "svoo.mini.train", *arguments]
+    command = [sys.executable, "-m", "tools.training.train", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

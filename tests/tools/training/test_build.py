@@ -1,7 +1,7 @@
 import torch
 
 from svoo.catalogue import find_model
-from svoo.mini.build import (
+from tools.training.build import (
     assemble,
     make_text_encoder,
     make_tokenizer,

@@ -13,10 +13,9 @@ from diffusers import AutoencoderKLWan
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from svoo.mini.build import assemble, make_text_encoder, make_transformer, make_vae
-from svoo.mini.scenes import CLIP_FRAMES, draw_scene, render
+from tools.training.build import assemble, make_text_encoder, make_transformer, make_vae
+from tools.training.scenes import CLIP_FRAMES, draw_scene, render
 
-WEIGHTS = Path(__file__).parent / "weights"
 _STATISTICS_CLIPS = 64
 
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from svoo.mini.backgrounds import PAINTERS
-from svoo.mini.scenes import BACKGROUNDS
+from svoo.mini.vocabulary import BACKGROUNDS
+from tools.training.backgrounds import PAINTERS
 
 
 def test_every_place_of_the_grammar_can_be_painted() -> None:

@@ -8,10 +8,17 @@ import pytest
 import torch
 from diffusers import WanPipeline
 
-from svoo.mini import train_dit as train_dit_module
-from svoo.mini.build import assemble, make_text_encoder, make_tokenizer, make_transformer, make_vae
-from svoo.mini.scenes import SHAPES, ask_for
-from svoo.mini.train_dit import (
+from svoo.mini.vocabulary import SHAPES
+from tools.training import train_dit as train_dit_module
+from tools.training.build import (
+    assemble,
+    make_text_encoder,
+    make_tokenizer,
+    make_transformer,
+    make_vae,
+)
+from tools.training.scenes import ask_for
+from tools.training.train_dit import (
     THING_WEIGHT,
     Batch,
     Clip,

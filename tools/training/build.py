@@ -7,7 +7,7 @@ from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, Wa
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
-from svoo.mini.scenes import vocabulary
+from svoo.mini.vocabulary import vocabulary
 
 TEXT_WIDTH = 64
 LATENT_CHANNELS = 16

@@ -10,10 +10,10 @@ from diffusers import AutoencoderKLWan
 from torch import Tensor, nn
 from torch.nn import functional
 
-from svoo.mini.backgrounds import ASPECT
-from svoo.mini.build import LATENT_CHANNELS, make_vae
-from svoo.mini.scenes import CLIP_FRAMES, draw_scene, pose, render
-from svoo.mini.training import Averaged, Log, cosine_rate, load_resume, save_grid, save_resume
+from tools.training.backgrounds import ASPECT
+from tools.training.build import LATENT_CHANNELS, make_vae
+from tools.training.scenes import CLIP_FRAMES, draw_scene, pose, render
+from tools.training.training import Log, average, cosine_rate, load_resume, save_grid, save_resume
 
 # The first steps see single pictures, which teach the spatial code cheaply.
 PICTURE_STEPS = 600
@@ -89,7 +89,7 @@ def train_vae(out: Path, steps: int, *, resume: bool, save_every: int = 250) -> 
     torch.manual_seed(0)
     vae = make_vae()
     initialise(vae)
-    averaged = Averaged(vae, 0.998)
+    averaged = average(vae, 0.998)
     optimiser = torch.optim.AdamW(
         vae.parameters(), lr=PICTURE_RATE, betas=(0.9, 0.98), weight_decay=1e-4
     )
@@ -117,7 +117,7 @@ def train_vae(out: Path, steps: int, *, resume: bool, save_every: int = 250) -> 
         loss.backward()
         torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         optimiser.step()
-        averaged.update(vae, step)
+        averaged.update_parameters(vae)
         running = squared.item() if step == first else 0.98 * running + 0.02 * squared.item()
         if step % 25 == 0:
             decibels = float(10 * torch.log10(torch.tensor(4 / running)))
@@ -126,9 +126,8 @@ def train_vae(out: Path, steps: int, *, resume: bool, save_every: int = 250) -> 
             facts = {"step": step + 1, "seconds": log.seconds}
             save_resume(out / "vae.safetensors", vae, averaged, optimiser, facts)
         if (step + 1) % (4 * save_every) == 0 or step + 1 == steps:
-            check = make_vae()
-            averaged.copy_to(check)
-            log.write(step=step + 1, held_out_psnr=held_out_psnr(check, 4, out / "vae.png"))
+            psnr = held_out_psnr(averaged.module, 4, out / "vae.png")
+            log.write(step=step + 1, held_out_psnr=psnr)
 
 
 @torch.no_grad()

@@ -4,22 +4,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from svoo.mini.scenes import (
-    BACKGROUNDS,
-    COLOURS,
-    DIRECTIONS,
-    MOTIONS,
-    SHAPES,
-    ask_for,
-    draw_scene,
-    example_prompt,
-    grammar,
-    is_held_out,
-    near_things,
-    pose,
-    render,
-    vocabulary,
-)
+from svoo.mini.vocabulary import BACKGROUNDS, COLOURS, DIRECTIONS, MOTIONS, SHAPES, vocabulary
+from tools.training.scenes import ask_for, draw_scene, is_held_out, near_things, pose, render
 
 
 def test_the_same_seed_draws_the_same_clip() -> None:
@@ -94,8 +80,6 @@ def test_captions_stay_in_the_vocabulary_and_vary() -> None:
     assert {scene.background for scene in scenes} == set(BACKGROUNDS)
     assert {thing.motion for scene in scenes for thing in scene.things} == set(MOTIONS)
     assert 0.1 < sum(len(scene.things) == 2 for scene in scenes) / 400 < 0.3
-    assert set(example_prompt().split()) <= words
-    assert "checkered" in grammar()
 
 
 def test_held_out_combinations_never_come_in_training() -> None:

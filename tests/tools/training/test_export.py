@@ -7,15 +7,15 @@ import torch
 from diffusers import AutoencoderKLWan, WanPipeline
 from torch import nn
 
-from svoo.mini import export as export_module
-from svoo.mini.build import make_text_encoder, make_transformer, make_vae
-from svoo.mini.export import encode_clips, export_pipeline, export_vae
-from svoo.mini.training import Averaged, save_resume
+from tools.training import export as export_module
+from tools.training.build import make_text_encoder, make_transformer, make_vae
+from tools.training.export import encode_clips, export_pipeline, export_vae
+from tools.training.training import average, save_resume
 
 
 def checkpoint(path: Path, module: nn.Module) -> Path:
     optimiser = torch.optim.AdamW(module.parameters())
-    save_resume(path, module, Averaged(module, 0.9), optimiser, {"step": 1})
+    save_resume(path, module, average(module, 0.9), optimiser, {"step": 1})
     return path
 
 

@@ -1,0 +1,1 @@
+"""How the embedded model is trained: a drawn world, an autoencoder, a transformer."""
