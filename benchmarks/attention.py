@@ -18,14 +18,14 @@ import typer
 from harness import Call, allocated_memory, extra_memory, gate, interleave, plot_growth, save
 from rich.console import Console
 from rich.table import Table
+from synthetic import clustered_tokens
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from svoo import BlockPlan, SVOOConfig, required_density, run_plan, sparse_attention
-from svoo.checks import seeded
-from svoo.clustering import default_clusters
-from svoo.synthetic import clustered_tokens
+from svoo.core.clustering import default_clusters
+from svoo.core.random import seeded
 
 HEAD_SIZE = 64
 FLEX_BLOCK = 128

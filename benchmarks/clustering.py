@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from svoo import co_cluster, select_blocks
-from svoo.checks import seeded
-from svoo.clustering import Implementation, default_clusters, k_means
-from svoo.selection import coarse_mass
+from svoo.core.clustering import Implementation, default_clusters, k_means
+from svoo.core.random import seeded
+from svoo.core.selection import coarse_mass
 
 HEAD_SIZE = 128
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("cpp", "torch")

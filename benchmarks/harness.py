@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svoo.doctor import describe_machine
-from svoo.files import write_whole
+from svoo.plugin.machine import describe_machine
+from svoo.storage import write_atomically
 
 Call = Callable[[], object]
 
@@ -116,7 +116,7 @@ def save(out: Path, name: str, rows: list[dict[str, Any]], **more: object) -> Pa
     """Write rows and the machine as JSON, whole or not at all."""
     path = out / f"{name}.json"
     text = json.dumps({"machine": machine(), "rows": rows, **more}, indent=1)
-    write_whole(path, (text + "\n").encode())
+    write_atomically(path, (text + "\n").encode())
     return path
 
 

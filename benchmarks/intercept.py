@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from svoo import apply
-from svoo.checks import seeded
+from svoo.core.random import seeded
 from svoo.mini import load
 
 

@@ -20,13 +20,13 @@ from harness import gate, interleave, save
 from rich.console import Console
 
 from svoo import Profile, record_profile, required_density
+from svoo.app.inspection import spread
 from svoo.catalogue import find_model
-from svoo.checks import seeded
-from svoo.density import DensityEstimate
-from svoo.inspection import spread
+from svoo.core.density import DensityEstimate
+from svoo.core.random import seeded
 from svoo.mini import load
 from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs
-from svoo.plugin.recorder import EVERY, MASSES, ROWS
+from svoo.plugin.record import EVERY, MASSES, ROWS
 
 
 def main(

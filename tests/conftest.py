@@ -8,9 +8,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
-from svoo.cpp.library import COMPILERS
+from svoo.kernels.cpp.build import COMPILERS
 
 # Triton reads this when it is imported: without a GPU its kernels run in its interpreter.
 if not torch.cuda.is_available():
@@ -20,10 +20,15 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 settings.register_profile(
-    "svoo",
+    "shrink",  # pytest --hypothesis-profile shrink: the smallest failing example, after minutes
     deadline=None,  # the machine is shared; nothing here is a timing test
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "svoo",
+    settings.get_profile("shrink"),
+    phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
 )
 settings.load_profile("svoo")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from svoo import BlockPlan, Profile
-from svoo.profile import flow_sigmas
+from svoo.profiles.profile import flow_sigmas
 
 
 def chance(seed: int) -> torch.Generator:

@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from svoo.attention import sparse_attention
 from svoo.backends import run_plan
 from svoo.catalogue import models
-from svoo.clustering import co_cluster
-from svoo.config import SVOOConfig
-from svoo.density import required_density
+from svoo.core.clustering import co_cluster
+from svoo.core.density import required_density
+from svoo.core.layout import VideoLayout
+from svoo.core.plan import BlockPlan
+from svoo.core.selection import select_blocks
 from svoo.errors import SVOOError
-from svoo.layout import VideoLayout
-from svoo.methods.svoo import LabelState
-from svoo.plan import BlockPlan
-from svoo.profile import Profile
-from svoo.selection import select_blocks
+from svoo.methods.svoo.config import SVOOConfig
+from svoo.methods.svoo.method import LabelState
+from svoo.profiles.profile import Profile
+from svoo.session import sparse_attention
 
 if TYPE_CHECKING:
     from svoo.plugin.adapters import Adapter
-    from svoo.plugin.handle import Handle
+    from svoo.plugin.apply import Handle
 
 __version__ = "0.1.0"
 __all__ = [
@@ -53,12 +53,12 @@ def apply(
 ) -> Handle:
     """Make the video self-attention of a diffusers pipeline (or a bare transformer) sparse.
 
-    See `svoo.plugin.handle.apply`; diffusers is imported only now.
+    See `svoo.plugin.apply.apply`; diffusers is imported only now.
     """
     from svoo.plugin.version import check_version
 
     check_version()
-    from svoo.plugin import handle
+    from svoo.plugin import apply as handle
 
     return handle.apply(target, config, profile, method)
 
@@ -66,12 +66,12 @@ def apply(
 def record_profile(pipe: object, inputs: Sequence[Any], **settings: Any) -> Profile:  # noqa: ANN401
     """Measure what every head of a pipeline needs on some inputs.
 
-    See `svoo.plugin.recorder.record_profile`; diffusers is imported only now.
+    See `svoo.plugin.record.record_profile`; diffusers is imported only now.
     """
     from svoo.plugin.version import check_version
 
     check_version()
-    from svoo.plugin import recorder
+    from svoo.plugin import record as recorder
 
     return recorder.record_profile(pipe, inputs, **settings)
 

@@ -1,5 +1,5 @@
 """`python -m svoo` is the `svoo` command."""
 
-from svoo.cli import main
+from svoo.app.cli import main
 
 main()

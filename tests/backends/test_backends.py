@@ -6,9 +6,11 @@ from making import Case, normal
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from svoo import backends as backends_module
-from svoo import cpp, kernels, run_plan
+from svoo import run_plan
 from svoo.backends import BACKENDS, resolve
 from svoo.errors import BackendUnavailableError, PlanError, ShapeError
+from svoo.kernels import cpp
+from svoo.kernels import triton as kernels
 
 CASE = Case(1, 2, 20, 30, 8, 3, 4, seed=0)
 

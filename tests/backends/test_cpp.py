@@ -10,10 +10,10 @@ import torch
 from making import Case, plan_on
 
 from svoo import BlockPlan, run_plan
-from svoo.cpp import calls
-from svoo.cpp.clusters import assign, gather_up
-from svoo.cpp.library import COMPILERS, INSTRUCTIONS, compile_library
 from svoo.errors import BackendUnavailableError
+from svoo.kernels.cpp import bindings
+from svoo.kernels.cpp.build import COMPILERS, INSTRUCTIONS, compile_library
+from svoo.kernels.cpp.clusters import assign, update_centroids
 
 pytestmark = pytest.mark.compiler
 RUNS = {"AVX512": ("AVX512", "AVX2"), "AVX2": ("AVX2",)}  # by what a processor has
@@ -30,7 +30,7 @@ def test_every_instruction_set_and_compiler(
     monkeypatch.setenv("CXX", compiler)
     compile_library(tmp_path / "kernels.so", INSTRUCTIONS.get(instructions, ()))
     library = ctypes.CDLL(str(tmp_path / "kernels.so"))
-    monkeypatch.setattr(calls, "load_library", lambda: library)
+    monkeypatch.setattr(bindings, "load_library", lambda: library)
     for case in Case(1, 2, 333, 222, 32, 4, 7, seed=1), Case(2, 1, 20, 30, 5, 3, 4, seed=2):
         for dtype, slack in (torch.float32, 2e-5), (torch.bfloat16, 3e-2):
             tokens, plan = case.tokens(dtype), case.plan(compensate=True)
@@ -40,7 +40,7 @@ def test_every_instruction_set_and_compiler(
             torch.testing.assert_close(output.double(), exact, atol=slack, rtol=slack)
             labels = assign(tokens[0], tokens[1].float())
             assert torch.equal(labels, (query @ key.mT).argmax(dim=-1))
-            means, sizes = gather_up(tokens[0], labels, torch.zeros(*key.shape))
+            means, sizes = update_centroids(tokens[0], labels, torch.zeros(*key.shape))
             sums = torch.zeros_like(key).scatter_add_(
                 2, labels.unsqueeze(-1).expand_as(query), query
             )
@@ -101,7 +101,7 @@ def test_a_thread_without_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     def attend(pointer: Any) -> None:
         pointer._obj.failures += 1
 
-    monkeypatch.setattr(calls, "load_library", lambda: SimpleNamespace(attend_float32=attend))
+    monkeypatch.setattr(bindings, "load_library", lambda: SimpleNamespace(attend_float32=attend))
     case = Case(1, 1, 20, 20, 8, 2, 3, seed=0)
     with pytest.raises(MemoryError, match="the C\\+\\+ kernel 'attend'"):
         run_plan(*case.tokens(), case.plan(compensate=False), backend="cpp")

@@ -10,8 +10,8 @@ from making import Case, cases, normal
 from torch.nn.functional import scaled_dot_product_attention
 
 from svoo import BlockPlan, VideoLayout, co_cluster, run_plan, select_blocks
-from svoo.cpp import DTYPES
-from svoo.plan import plan_from_clusters
+from svoo.core.plan import plan_from_clusters
+from svoo.kernels.cpp import DTYPES
 
 TOLERANCE = {  # an honest run: the reference in float64 against the same inputs rounded
     torch.float64: 1e-10,

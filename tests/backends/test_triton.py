@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 from making import Case, normal, plan_on
+from synthetic import clustered_tokens
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from svoo import SVOOConfig, VideoLayout, co_cluster, run_plan, select_blocks
 from svoo.backends import BACKENDS, resolve
 from svoo.backends import triton as backend_module
-from svoo.checks import seeded
+from svoo.core.plan import BlockPlan, plan_from_clusters
+from svoo.core.random import seeded
 from svoo.errors import BackendUnavailableError
-from svoo.methods.svoo import make_plan
-from svoo.plan import BlockPlan, plan_from_clusters
-from svoo.synthetic import clustered_tokens
+from svoo.methods.svoo.method import make_plan
 
 
 @pytest.fixture

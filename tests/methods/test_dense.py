@@ -3,7 +3,7 @@ from making import normal
 from svoo import VideoLayout
 from svoo.methods.base import Call
 from svoo.methods.dense import DenseMethod
-from svoo.schedule import Dense
+from svoo.methods.schedule import Dense
 
 
 def test_it_is_always_dense() -> None:

@@ -8,10 +8,10 @@ from PIL import Image
 from svoo import Profile
 from svoo.errors import ConfigError, FileError
 from svoo.mini.vocabulary import vocabulary
-from svoo.plugin import generate as generate_module
+from svoo.plugin import run as generate_module
 from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs, record_by_name
-from svoo.plugin.generate import Request
-from svoo.plugin.recorder import Measuring
+from svoo.plugin.record import RecordConfig
+from svoo.plugin.run import Request
 
 
 def test_prompts_are_lines(tmp_path: Path) -> None:
@@ -59,11 +59,13 @@ def test_recording_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(generate_module, "load_pipeline", lambda *_: tiny.build("wan2.1-t2v"))
     out = tmp_path / "p.safetensors"
     request = Request(prompt="", out=out, model="x/y", steps=2, frames=5, height=32, width=32)
-    found = record_by_name(request, [{"prompt": "a fox"}], Measuring(rows=4, every=1))
+    found = record_by_name(request, [{"prompt": "a fox"}], RecordConfig(rows=4, every=1))
     assert found.density.shape[1] == 2 and found.provenance["frames"] == "5"
     assert Profile.load(out).provenance == found.provenance
     picture = Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8))
     with pytest.raises(ConfigError, match="it takes no image"):
-        record_by_name(request, [{"prompt": "a fox", "image": picture}], Measuring(rows=4))
+        record_by_name(request, [{"prompt": "a fox", "image": picture}], RecordConfig(rows=4))
     with pytest.raises(FileError, match="it is a folder"):
-        record_by_name(Request(prompt="", out=tmp_path), [{"prompt": "a fox"}], Measuring(rows=4))
+        record_by_name(
+            Request(prompt="", out=tmp_path), [{"prompt": "a fox"}], RecordConfig(rows=4)
+        )

@@ -7,8 +7,8 @@ import torch
 from diffusers import FlowMatchHeunDiscreteScheduler, WanPipeline
 
 from svoo import SVOOConfig
+from svoo.plugin.apply import Handle, apply
 from svoo.plugin.clock import Clock
-from svoo.plugin.handle import Handle, apply
 from svoo.plugin.runtime import Runtime
 
 CONFIG = SVOOConfig(mass=0.5, query_clusters=4, key_clusters=8, dense_steps=1, dense_layers=0)

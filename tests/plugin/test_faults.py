@@ -11,8 +11,8 @@ import torch
 
 from svoo import Profile, SVOOConfig
 from svoo.errors import ProfileError
-from svoo.plugin.handle import apply
-from svoo.profile import flow_sigmas
+from svoo.plugin.apply import apply
+from svoo.profiles.profile import flow_sigmas
 
 SETTINGS: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8, "dense_layers": 0, "mass": 0.5}
 SPARSE = SVOOConfig(dense_steps=1, recluster_every=100, **SETTINGS)
@@ -110,7 +110,7 @@ def test_step_numbers_of_a_50_step_profile_are_not_read_for_a_short_run() -> Non
 def test_import_prints_compiles_and_edits_nothing() -> None:
     program = (
         "import torch; before = (torch.get_num_threads(), torch.get_float32_matmul_precision(),"
-        "torch.backends.cuda.matmul.allow_tf32); import svoo, svoo.plugin.handle;"
+        "torch.backends.cuda.matmul.allow_tf32); import svoo, svoo.plugin.apply;"
         "assert before == (torch.get_num_threads(), torch.get_float32_matmul_precision(),"
         "torch.backends.cuda.matmul.allow_tf32)"
     )

@@ -11,11 +11,11 @@ from diffusers import FirstBlockCacheConfig
 
 from svoo import Profile, SVOOConfig, VideoLayout
 from svoo.errors import ProfileError
+from svoo.methods.schedule import Dense, Sparse
 from svoo.plugin.adapters import Adapter
-from svoo.plugin.handle import apply
+from svoo.plugin.apply import apply
 from svoo.plugin.runtime import Stage, _read_layout
-from svoo.profile import flow_sigmas
-from svoo.schedule import Dense, Sparse
+from svoo.profiles.profile import flow_sigmas
 
 SETTINGS: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8, "dense_layers": 0}
 

@@ -20,7 +20,7 @@ from torch._dynamo.utils import counters
 
 from svoo import SVOOConfig, mini
 from svoo.backends import BACKENDS
-from svoo.plugin.handle import Handle, apply
+from svoo.plugin.apply import Handle, apply
 
 SETTINGS: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8, "dense_layers": 0}
 EVERYTHING = SVOOConfig(mass=1.0, dense_steps=0, **SETTINGS)

@@ -6,7 +6,7 @@ import tiny
 
 from svoo import SVOOConfig
 from svoo.plugin import trial as trial_module
-from svoo.plugin.handle import Handle, apply
+from svoo.plugin.apply import Handle, apply
 from svoo.plugin.trial import Trial, run_trial, warm_up
 
 

@@ -9,7 +9,7 @@ from diffusers import LTXConditionPipeline, SkyReelsV2DiffusionForcingPipeline
 from PIL import Image
 
 from svoo import SVOOConfig
-from svoo.plugin.handle import apply
+from svoo.plugin.apply import apply
 
 SETTINGS: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8, "dense_layers": 0}
 # Mochi's rope asks for an autocast that the CPU has not; guiders warn that they are new.

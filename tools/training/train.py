@@ -9,8 +9,8 @@ from typing import Annotated
 import torch
 import typer
 
-from svoo.files import cache_folder
 from svoo.mini.pipeline import WEIGHTS
+from svoo.storage import cache_folder
 from tools.training.export import export_pipeline, export_vae
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)

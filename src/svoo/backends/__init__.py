@@ -12,9 +12,9 @@ from svoo.backends.cpp import CppBackend
 from svoo.backends.flashinfer import FlashInferBackend
 from svoo.backends.reference import ReferenceBackend
 from svoo.backends.triton import TritonBackend
-from svoo.checks import check_tokens, default_scale, plainly
+from svoo.core.plan import BlockPlan
+from svoo.core.validate import check_tokens, default_scale, inference_only
 from svoo.errors import BackendUnavailableError
-from svoo.plan import BlockPlan
 
 __all__ = ["BACKENDS", "Attention", "Backend", "resolve", "run_plan"]
 
@@ -74,7 +74,7 @@ def run_plan(
 ) -> Attention: ...
 
 
-@plainly
+@inference_only
 def run_plan(
     query: Tensor,
     key: Tensor,

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from svoo.plan import BlockPlan
+from svoo.core.plan import BlockPlan
 
 
 class Attention(NamedTuple):

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from svoo.backends.base import Attention
-from svoo.checks import accumulation_dtype
-from svoo.plan import BlockPlan
-from svoo.workers import find_crew
+from svoo.core.plan import BlockPlan
+from svoo.core.validate import accumulation_dtype
+from svoo.kernels.cpp.threads import find_threads
 
 
 class BlockedBackend:
@@ -57,12 +57,12 @@ class BlockedBackend:
         output = torch.empty_like(query)
         lse_dtype = accumulation_dtype(query)
         lse = query.new_empty(batch, heads, tokens, dtype=lse_dtype) if return_lse else None
-        crew = find_crew(torch.get_num_threads() if query.device.type == "cpu" else 1)
-        space = self._take_space(key, plan, crew.size)
+        threads = find_threads(torch.get_num_threads() if query.device.type == "cpu" else 1)
+        space = self._take_space(key, plan, threads.size)
         places = [(b, h) for b in range(batch) for h in range(heads)]
         prepare = partial(_Head, query, key, value, plan, output, lse)
         attend = partial(_attend_block, scale)
-        crew.run(_Work(places, space.sources, prepare, attend).take_part, space.rooms)
+        threads.run(_Work(places, space.sources, prepare, attend).take_part, space.rooms)
         if query.device.type == "cpu":
             self._spare[:] = [space]
         return Attention(output, lse)

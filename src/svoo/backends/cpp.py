@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from svoo.backends.base import Attention
-from svoo.cpp import calls, why_no_cpp
-from svoo.layout import dense_rows
-from svoo.plan import BlockPlan
+from svoo.core.layout import dense_rows
+from svoo.core.plan import BlockPlan
+from svoo.kernels.cpp import bindings, why_no_cpp
 
 
 class CppBackend:
@@ -53,15 +53,15 @@ class CppBackend:
             None if tensor is None else tensor.contiguous()
             for tensor in (plan.keep, plan.compensate)
         ]
-        call = calls.Attention(
-            *(calls.point_to(tokens) for tokens in (query, key, value, output)),
+        call = bindings.Attention(
+            *(bindings.point_to(tokens) for tokens in (query, key, value, output)),
             *(_address(tensor) for tensor in (lse, means, *indices, *marks)),
             *(batch, heads, queries, key.shape[2], size, *plan.keep.shape[2:]),
             scale,
         )
         if means is not None:
-            calls.run_kernel("average", query.dtype, call)
-        calls.run_kernel("attend", query.dtype, call)
+            bindings.run_kernel("average", query.dtype, call)
+        bindings.run_kernel("attend", query.dtype, call)
         return Attention(output, lse)
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from svoo.backends.base import Attention
-from svoo.kernels import why_no_kernels
-from svoo.plan import BlockPlan
+from svoo.core.plan import BlockPlan
+from svoo.kernels.triton import why_no_kernels
 
 HEAD_SIZES = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -173,7 +173,7 @@ def _add_compensation(
 ) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of the kept blocks merged with those of the means of the
     others."""
-    from svoo.kernels.sparse import sparse_attention
+    from svoo.kernels.triton.sparse import sparse_attention
 
     more, more_lse = sparse_attention(
         query,

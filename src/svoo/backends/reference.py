@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from svoo.backends.base import Attention
-from svoo.checks import accumulation_dtype
-from svoo.plan import BlockPlan
+from svoo.core.plan import BlockPlan
+from svoo.core.validate import accumulation_dtype
 
 
 class ReferenceBackend:

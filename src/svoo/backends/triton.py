@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from svoo.backends.base import Attention
-from svoo.kernels import why_no_kernels
-from svoo.plan import BlockPlan
+from svoo.core.plan import BlockPlan
+from svoo.kernels.triton import why_no_kernels
 
 
 class TritonBackend:
@@ -31,7 +31,7 @@ class TritonBackend:
         return_lse: bool,
     ) -> Attention:
         """Attend in one kernel that gathers the tokens itself."""
-        from svoo.kernels.sparse import sparse_attention
+        from svoo.kernels.triton.sparse import sparse_attention
 
         output, lse = sparse_attention(
             query,

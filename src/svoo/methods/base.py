@@ -9,9 +9,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from svoo.layout import VideoLayout
-from svoo.plan import BlockPlan
-from svoo.schedule import Dense
+from svoo.core.layout import VideoLayout
+from svoo.core.plan import BlockPlan
+from svoo.methods.schedule import Dense
 
 Watch = Callable[[str], AbstractContextManager[None]]
 """Times a phase of a call ("clustering", "selection") by its name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from svoo.methods.base import Call
-from svoo.schedule import Dense
+from svoo.methods.schedule import Dense
 
 
 class DenseMethod:

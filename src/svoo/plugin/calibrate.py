@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from svoo.errors import ConfigError
-from svoo.files import check_writable
-from svoo.plugin.generate import (
+from svoo.plugin.record import RecordConfig, record_profile
+from svoo.plugin.run import (
     Request,
     call_sizes,
     check_image,
@@ -16,8 +16,8 @@ from svoo.plugin.generate import (
     open_pipeline,
     read_image,
 )
-from svoo.plugin.recorder import Measuring, record_profile
-from svoo.profile import Profile
+from svoo.profiles.profile import Profile
+from svoo.storage import check_writable
 
 MINI_PROMPTS = Path(__file__).parents[1] / "mini" / "prompts.txt"
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -54,7 +54,7 @@ def read_inputs(
 def record_by_name(
     request: Request,
     inputs: list[dict[str, Any]],
-    measuring: Measuring,
+    measuring: RecordConfig,
     *,
     restart: bool = False,
     on_step: Callable[[int, int], None] | None = None,

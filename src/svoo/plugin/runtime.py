@@ -14,23 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from svoo.backends import BACKENDS, resolve, run_plan
-from svoo.checks import mix_seeds, seeded
-from svoo.config import SVOOConfig
-from svoo.density import required_density
-from svoo.layout import VideoLayout, to_heads_first, to_tokens_first
+from svoo.core.density import required_density
+from svoo.core.layout import VideoLayout, to_heads_first, to_tokens_first
+from svoo.core.plan import BlockPlan
+from svoo.core.quality import recall
+from svoo.core.random import mix_seeds, seeded
 from svoo.methods.base import Call, Method
 from svoo.methods.dense import DenseMethod
-from svoo.methods.svoo import SVOOMethod
-from svoo.plan import BlockPlan
+from svoo.methods.schedule import Dense, Schedule
+from svoo.methods.svoo.config import SVOOConfig
+from svoo.methods.svoo.method import SVOOMethod
 from svoo.plugin.adapters import Adapter, Grid
 from svoo.plugin.clock import Clock, Context
-from svoo.plugin.seam import dense_attention
+from svoo.plugin.intercept import dense_attention
 from svoo.plugin.stats import LayerStats
-from svoo.profile import Profile
-from svoo.quality import recall
-from svoo.schedule import Dense, Schedule
+from svoo.profiles.profile import PROFILE_MASS, Profile
 
-PROFILE_MASS = 0.95
 MEASURED_ROWS = 128
 RECALL_ROWS = 64
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from svoo.checks import seeded
-from svoo.config import SVOOConfig
-from svoo.metrics import Likeness, compare_videos
-from svoo.plugin.generate import StepClock
-from svoo.plugin.handle import apply
-from svoo.profile import Profile
+from svoo.core.random import seeded
+from svoo.methods.svoo.config import SVOOConfig
+from svoo.metrics.compare import Likeness, compare_videos
+from svoo.plugin.apply import apply
+from svoo.plugin.run import LoopTimer
+from svoo.profiles.profile import Profile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,13 +71,15 @@ def run_trial(
 
         def note_step(done: int, steps: int) -> None:
             if config is not None:
-                open_now, open_next = (config.openness(step, steps) for step in (done - 1, done))
+                open_now, open_next = (
+                    config.dense_share(step, steps) for step in (done - 1, done)
+                )
                 if open_now > 0 and open_next == 0:
                     early.append(handle.stats())
             if on_step is not None:
                 on_step(done, steps)
 
-        clock, start = StepClock(note_step), time.perf_counter()
+        clock, start = LoopTimer(note_step), time.perf_counter()
         generator = seeded(seed)
         arguments = {**call, "generator": generator, "output_type": "np"}
         frames = pipe(**arguments, **clock.as_argument(pipe)).frames[0]

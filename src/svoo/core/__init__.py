@@ -1,0 +1,1 @@
+"""The mathematics: knows neither models nor files."""

@@ -1,0 +1,341 @@
+"""Grouping of query and key tokens: the paper's co-clustering in inner-product form, and k-means
+beside it.
+
+Algorithm 1 of the paper assigns a key to the centroid whose *normalised affinity vector* is
+nearest: with P = K Cq^T and Pbar = Ck Cq^T, both scaled to unit rows, it takes argmin_j |P_n -
+Pbar_j|. The length of P_n is one positive factor for every j and cannot change the choice, and
+what remains regroups:
+
+    argmin_j |P_n - Pbar_j| = argmax_j <P_n, norm(Pbar)_j> = argmax_j <k_n, W_j>,   W = norm(Ck
+    Cq^T) Cq
+
+so that co-clustering costs what k-means costs: one `N x C x D` product a side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from svoo.core.random import seeded
+from svoo.core.validate import accumulation_dtype, check_tokens, inference_only
+from svoo.errors import BackendUnavailableError, ConfigError, NonFiniteError, ShapeError
+from svoo.kernels.cpp import clusters as cpp
+from svoo.kernels.cpp import why_no_cpp
+from svoo.kernels.triton import why_no_kernels
+
+_CHUNK_ELEMENTS = 1 << 20  # scores held at a time
+_FULL_SIZE_TOKENS = 75_600  # the paper's 720p clip, where it takes 256 and 1024 clusters
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """One side's clusters: labels `[B, H, N]` (int64), centroids `[B, H, C, D]`, sizes `[B, H, C]`
+    (int64).
+
+    An empty cluster has size 0 and a centroid that nothing should read.
+    """
+
+    labels: Tensor
+    centroids: Tensor
+    sizes: Tensor
+
+
+@dataclass(frozen=True)
+class CoClusters:
+    """The clusters of both sides."""
+
+    query: Clusters
+    key: Clusters
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.query.centroids.device
+
+
+Centroids = tuple[Tensor, Tensor]
+Implementation = Literal["auto", "triton", "cpp", "torch"]
+
+
+def default_clusters(tokens: int, fineness: float = 1.0) -> tuple[int, int]:
+    """Return the query and key cluster counts for a number of tokens: 256 and 1024 at 75,600,
+    fewer below, times `fineness`."""
+    part = fineness * min(1.0, tokens / _FULL_SIZE_TOKENS)
+    query, key = (min(tokens, max(1, round(count * part))) for count in (256, 1024))
+    return query, key
+
+
+@inference_only
+def co_cluster(
+    query: Tensor,
+    key: Tensor,
+    query_clusters: int,
+    key_clusters: int,
+    *,
+    iterations: int = 2,
+    initial: Centroids | None = None,
+    generator: torch.Generator | None = None,
+    check: bool = True,
+    implementation: Implementation = "auto",
+) -> CoClusters:
+    """Group keys by how query centroids see them, then queries by how key centroids see them,
+    `iterations` times.
+
+    query `[B, H, N, D]`, key `[B, H, M, D]`. `initial` gives (query, key) centroids `[B, H, C,
+    D]`; else tokens drawn without replacement by `generator` (a fixed seed if None). Ties go to
+    the lowest index; a centroid of zero affinity scores 0; an empty cluster keeps its centroid.
+    Never holds `N x C` beyond a chunk. `implementation`: "triton" runs on a CUDA device (where it
+    rounds W too, to bfloat16 or float16), "cpp" on the CPU, "torch" anywhere; "auto" takes the
+    first that can run.
+    """
+    query_centroids, key_centroids = _start(
+        query, key, query_clusters, key_clusters, iterations, initial, generator, check=check
+    )
+    by = _choose(query, implementation)
+    query_side, key_side = query_centroids, key_centroids
+    clusters = None
+    for _ in range(iterations):
+        key_labels = _assign_by_affinity(key, key_side, query_side, by=by)
+        keys = _update_centroids(key, key_labels, key_side, by=by)
+        key_side = keys.centroids
+        query_labels = _assign_by_affinity(query, query_side, key_side, by=by)
+        queries = _update_centroids(query, query_labels, query_side, by=by)
+        query_side = queries.centroids
+        clusters = CoClusters(queries, keys)
+    assert clusters is not None  # iterations >= 1 was checked
+    return clusters
+
+
+@inference_only
+def k_means(
+    query: Tensor,
+    key: Tensor,
+    query_clusters: int,
+    key_clusters: int,
+    *,
+    iterations: int = 2,
+    initial: Centroids | None = None,
+    generator: torch.Generator | None = None,
+    check: bool = True,
+    implementation: Implementation = "auto",
+) -> CoClusters:
+    """Group each side by Euclidean distance on its own: SVG2's partition, the paper's "w/o On"
+    ablation.
+
+    Shapes, start, empty clusters and `implementation` as in `co_cluster`.
+    """
+    centroids = _start(
+        query, key, query_clusters, key_clusters, iterations, initial, generator, check=check
+    )
+    by = _choose(query, implementation)
+    sides = []
+    for tokens, start in zip((query, key), centroids, strict=True):
+        centres, side = start, None
+        for _ in range(iterations):
+            # argmin |x - c|^2 = argmax <x, c> - |c|^2 / 2
+            bias = -0.5 * centres.square().sum(dim=-1)
+            labels = _assign(tokens, _centred(centres), bias, by=by)
+            if by == "torch":
+                labels = _first_alike(centres, labels)
+            side = _update_centroids(tokens, labels, centres, by=by)
+            centres = side.centroids
+        assert side is not None
+        sides.append(side)
+    return CoClusters(*sides)
+
+
+@inference_only
+def from_labels(
+    query: Tensor, key: Tensor, query_labels: Tensor, key_labels: Tensor, counts: tuple[int, int]
+) -> CoClusters:
+    """Return clusters with the given labels `[B, H, N]`, `[B, H, M]` and fresh centroids, in O(N
+    D)."""
+    sides = []
+    for tokens, labels, count in zip(
+        (query, key), (query_labels, key_labels), counts, strict=True
+    ):
+        shape = (*tokens.shape[:2], count, tokens.shape[3])
+        empty = torch.zeros(shape, dtype=accumulation_dtype(tokens), device=tokens.device)
+        by = _choose(tokens, "auto")
+        sides.append(_update_centroids(tokens, labels.long(), empty, by=by))
+    return CoClusters(*sides)
+
+
+def _choose(tokens: Tensor, implementation: Implementation) -> Implementation:
+    """Return the implementation to run: never another than the one asked for."""
+    if implementation not in get_args(Implementation):
+        known = ", ".join(get_args(Implementation))
+        raise ConfigError(f"implementation must be one of {known}, got {implementation!r}")
+    obstacles: dict[Implementation, Callable[[Tensor], str | None]] = {
+        "triton": why_no_kernels,
+        "cpp": why_no_cpp,
+    }
+    for name, why_not in obstacles.items():
+        if implementation in ("auto", name):
+            reason = why_not(tokens)
+            if reason is None:
+                return name
+            if implementation == name:
+                raise BackendUnavailableError(f"clustering cannot run here:\n  {name}: {reason}")
+    return "torch"
+
+
+def _start(
+    query: Tensor,
+    key: Tensor,
+    query_clusters: int,
+    key_clusters: int,
+    iterations: int,
+    initial: Centroids | None,
+    generator: torch.Generator | None,
+    *,
+    check: bool,
+) -> Centroids:
+    """Check the request and return the first centroids in the accumulation dtype."""
+    check_tokens(query, key, finite=check)
+    if iterations < 1:
+        raise ConfigError(f"iterations must be >= 1, got {iterations}")
+    for name, count, tokens in (("query", query_clusters, query), ("key", key_clusters, key)):
+        if not 1 <= count <= tokens.shape[2]:
+            raise ConfigError(
+                f"{name}_clusters must be between 1 and the {tokens.shape[2]} {name} tokens, "
+                f"got {count}"
+            )
+    dtype = accumulation_dtype(query)
+    if initial is None:
+        chance = generator or seeded()
+        return (
+            _draw_tokens(query, query_clusters, chance).to(dtype),
+            _draw_tokens(key, key_clusters, chance).to(dtype),
+        )
+    for name, given, tokens, count in (
+        ("query", initial[0], query, query_clusters),
+        ("key", initial[1], key, key_clusters),
+    ):
+        expected = (*tokens.shape[:2], count, tokens.shape[3])
+        if given.shape != expected:
+            raise ShapeError(
+                f"initial {name} centroids must be {list(expected)}, got {list(given.shape)}"
+            )
+        if check and not bool(torch.isfinite(given).all()):
+            raise NonFiniteError(f"initial {name} centroids hold NaN or infinity")
+    return initial[0].to(dtype), initial[1].to(dtype)
+
+
+def _draw_tokens(tokens: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    places = torch.randperm(tokens.shape[2], generator=generator, device=generator.device)[:count]
+    return tokens.index_select(2, places.to(tokens.device, non_blocking=True))
+
+
+def _assign_by_affinity(
+    tokens: Tensor, centroids: Tensor, others: Tensor, *, by: Implementation
+) -> Tensor:
+    """Return the label `[B, H, N]` of the centroid that `others` see most as they see a token."""
+    labels = _assign(tokens, _affinity_weights(centroids, others), by=by)
+    if others.shape[2] == 1:  # it sees 1, 0 or -1, so most clusters tie
+        return _first_alike(_unit_rows(centroids @ others.transpose(2, 3)), labels)
+    return _first_alike(centroids, labels) if by == "torch" else labels
+
+
+def _first_alike(rows: Tensor, labels: Tensor) -> Tensor:
+    """Give tokens with the label of a row of `[B, H, C, F]` to the first row that equals it.
+
+    torch's matrix product may round equal columns differently, and then a later one wins; our own
+    kernels do not.
+    """
+    whole = torch.int64 if rows.dtype == torch.float64 else torch.int32
+    bits = (rows + 0.0).contiguous().view(whole).long()  # minus zero is zero
+    # Equal rows have equal sums of whole numbers, in whatever order they are added; others, as
+    # good as never.
+    factors = torch.randint(1 << 62, rows.shape[-1:], generator=seeded()).to(rows.device)
+    sums = (bits * (2 * factors + 1)).sum(dim=-1)
+    first = (sums.unsqueeze(-1) == sums.unsqueeze(-2)).int().argmax(dim=-1)
+    return first.gather(2, labels)
+
+
+def _affinity_weights(centroids: Tensor, others: Tensor) -> Tensor:
+    """Return W = norm(C O^T) O, `[B, H, C, D]`: what to multiply a token with to compare
+    affinities to `others`."""
+    return _centred(_unit_rows(centroids @ others.transpose(2, 3)) @ others)
+
+
+def _centred(weights: Tensor) -> Tensor:
+    """Subtract the mean over clusters from `[B, H, C, D]`: one constant a token, so the arg-max
+    stays, and less is lost where a product is rounded to tf32 or bf16. float64 has no need."""
+    if weights.dtype == torch.float64:
+        return weights
+    return weights - weights.mean(dim=2, keepdim=True)
+
+
+def _unit_rows(rows: Tensor) -> Tensor:
+    """Scale rows to length 1 without any epsilon; zero rows stay zero. The largest entry first,
+    against underflow."""
+    largest = rows.abs().amax(dim=-1, keepdim=True)
+    rows = rows / largest.where(largest > 0, 1)
+    length: Tensor = rows.norm(dim=-1, keepdim=True)
+    return rows / length.where(length > 0, 1)
+
+
+def _assign(
+    tokens: Tensor, weights: Tensor, bias: Tensor | None = None, *, by: Implementation
+) -> Tensor:
+    """Return argmax_j <token, weights_j> + bias_j, `[B, H, N]`, in chunks; the first of equals
+    wins."""
+    if by == "triton":
+        from svoo.kernels.triton.assign import assign
+
+        return assign(tokens, weights, bias)
+    if by == "cpp":
+        return cpp.assign(tokens, weights, bias)
+    batch, heads, count, size = tokens.shape
+    clusters = weights.shape[2]
+    pairs = batch * heads
+    flat = tokens.reshape(pairs, count, size)
+    flat_weights = weights.reshape(pairs, clusters, size).transpose(1, 2)
+    flat_bias = None if bias is None else bias.reshape(pairs, 1, clusters)
+    labels = torch.empty(pairs, count, dtype=torch.int64, device=tokens.device)
+    # On a CPU one head at a time keeps a chunk in cache; a GPU wants them all at once.
+    group = 1 if tokens.device.type == "cpu" else pairs
+    chunk = min(count, max(64, _CHUNK_ELEMENTS // (clusters * group)))
+    room = weights.new_empty(group, chunk, clusters)
+    for first in range(0, pairs, group):
+        head = slice(first, first + group)
+        for start in range(0, count, chunk):
+            part = flat[head, start : start + chunk].to(weights.dtype)
+            scores = torch.bmm(part, flat_weights[head], out=room[:, : part.shape[1]])
+            if flat_bias is not None:
+                scores += flat_bias[head]
+            # On a CPU `max` finds the place in two thirds of the time of `argmax`; both take the
+            # first.
+            labels[head, start : start + chunk] = scores.max(dim=-1).indices
+    return labels.view(batch, heads, count)
+
+
+def _update_centroids(
+    tokens: Tensor, labels: Tensor, centroids: Tensor, *, by: Implementation
+) -> Clusters:
+    """Return the clusters that labels make: sizes, and means in the centroids' dtype; empty ones
+    keep theirs."""
+    if by == "triton":
+        from svoo.kernels.triton.centroids import update_centroids
+
+        return Clusters(labels, *update_centroids(tokens, labels, centroids))
+    if by == "cpp":
+        return Clusters(labels, *cpp.update_centroids(tokens, labels, centroids))
+    batch, heads, _, size = tokens.shape
+    clusters = centroids.shape[2]
+    rows = labels + clusters * torch.arange(batch * heads, device=labels.device).view(
+        batch, heads, 1
+    )
+    sums = torch.zeros_like(centroids).view(-1, size)
+    sums.index_add_(0, rows.flatten(), tokens.reshape(-1, size).to(centroids.dtype))
+    sizes = torch.zeros(batch * heads * clusters, dtype=torch.int64, device=labels.device)
+    sizes.scatter_add_(0, rows.flatten(), torch.ones_like(rows.flatten()))
+    sizes = sizes.view(batch, heads, clusters)
+    means = sums.view_as(centroids) / sizes.clamp(min=1).unsqueeze(-1)
+    return Clusters(labels, torch.where(sizes.unsqueeze(-1) > 0, means, centroids), sizes)

@@ -1,0 +1,72 @@
+"""What a plan costs: the attention mass it keeps and how far its output is from dense
+attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from svoo.core.layout import VideoLayout
+from svoo.core.plan import BlockPlan
+from svoo.core.random import sample_rows
+from svoo.core.validate import accumulation_dtype, check_tokens, default_scale, inference_only
+
+_CHUNK_ELEMENTS = 1 << 22  # logits held at a time
+
+
+@inference_only
+def recall(
+    query: Tensor,
+    key: Tensor,
+    plan: BlockPlan,
+    *,
+    layout: VideoLayout | None = None,
+    rows: int | None = None,
+    scale: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return the attention mass that falls on kept pairs, the mean over query rows: `[B, H]`.
+
+    Compensated pairs do not count as kept; padding (see `layout`) counts neither as key nor as
+    query. `rows` samples query rows, the same ones for every head. Rows go in chunks.
+    """
+    check_tokens(query, key, finite=False)
+    plan.check_fits(query, key)
+    tokens, keys = query.shape[2], key.shape[2]
+    picked = sample_rows(tokens, rows, generator, query.device)
+    if picked is None:
+        picked = torch.arange(tokens, device=query.device)
+    real = _real_tokens(query, layout)
+    dtype, factor = accumulation_dtype(query), default_scale(query, scale)
+    query_blocks, key_blocks = plan.query_blocks(), plan.key_blocks()
+    keys_transposed = key.to(dtype).transpose(2, 3)
+    total = torch.zeros(query.shape[:2], dtype=dtype, device=query.device)
+    for part in picked.split(max(1, _CHUNK_ELEMENTS // (query.shape[0] * query.shape[1] * keys))):
+        logits = query[:, :, part].to(dtype) @ keys_transposed * factor
+        if real is not None:
+            logits = logits.masked_fill(~real[:, None, None], -torch.inf)
+        weights = logits.softmax(dim=-1)
+        blocks = query_blocks[:, :, part].unsqueeze(-1)
+        kept = plan.keep.gather(2, blocks.expand(*blocks.shape[:3], plan.keep.shape[3]))
+        columns = key_blocks.unsqueeze(2).expand(*weights.shape)
+        found = (weights * kept.gather(3, columns)).sum(dim=3)
+        total += (found if real is None else found * real[:, None, part]).sum(dim=2)
+    if real is None:
+        return total / len(picked)
+    return total / real[:, picked].sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def output_error(output: Tensor, dense: Tensor) -> Tensor:
+    """Return |output - dense| / |dense| over tokens and channels of `[B, H, N, D]`: `[B, H]`."""
+    dtype = accumulation_dtype(dense)
+    difference = (output.to(dtype) - dense.to(dtype)).square().sum(dim=(2, 3))
+    return (difference / dense.to(dtype).square().sum(dim=(2, 3))).sqrt()
+
+
+def _real_tokens(query: Tensor, layout: VideoLayout | None) -> Tensor | None:
+    """Say which tokens are no padding, bool `[B, N]`; None: all are real."""
+    if layout is None:
+        return None
+    layout.check(query.shape[0], query.shape[2])
+    real = layout.real_tokens()
+    return None if real is None else real.to(query.device)

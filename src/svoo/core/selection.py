@@ -1,0 +1,139 @@
+"""Which blocks to compute: coarse attention between centroids, cut by mass and by budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from svoo.core.clustering import CoClusters
+from svoo.core.validate import check_budgets, check_mass, default_scale, inference_only
+
+BudgetUnit = Literal["tokens", "clusters", "whole clusters"]
+"""What a budget is a fraction of: key tokens; key clusters, rounded up or down."""
+BlockScore = Callable[[CoClusters, Tensor, float], Tensor]
+"""Ranks key blocks, larger first: (clusters, coarse mass `[B, H, Cq, Ck]`, scale) to scores."""
+
+
+@inference_only
+def coarse_mass(clusters: CoClusters, *, scale: float | None = None) -> Tensor:
+    """Return the softmax over key clusters that each query centroid sees, weighted by cluster
+    sizes.
+
+    `[B, H, Cq, Ck]` in the centroids' dtype; an empty key cluster has mass 0.
+    """
+    factor = default_scale(clusters.query.centroids, scale)
+    logits = clusters.query.centroids @ clusters.key.centroids.transpose(2, 3) * factor
+    return (logits + clusters.key.sizes.to(logits.dtype).log().unsqueeze(2)).softmax(dim=-1)
+
+
+def by_mass(_clusters: CoClusters, mass: Tensor, _scale: float) -> Tensor:
+    """Rank key blocks by their coarse mass: the paper's rule."""
+    return mass
+
+
+def by_expected_error(key: Tensor, value: Tensor) -> BlockScore:
+    """Rank key blocks by the error that replacing them with their means would make, for keys and
+    values `[B, H, M, D]`.
+
+    To second order that error is mass * (spread of logits * spread of values + spread of logits^2
+    / 2 * |mean value|), with the spread of logits inside a block taken from the diagonal of the
+    cluster's key covariance.
+    """
+
+    def score(clusters: CoClusters, mass: Tensor, scale: float) -> Tensor:
+        key_variance, _ = _moments(key, clusters)
+        value_variance, value_mean = _moments(value, clusters)
+        spread_squared = (
+            clusters.query.centroids.square() @ key_variance.transpose(2, 3) * scale**2
+        )
+        value_spread = value_variance.sum(dim=-1).sqrt().unsqueeze(2)
+        value_length: Tensor = value_mean.norm(dim=-1).unsqueeze(2)
+        return mass * (spread_squared.sqrt() * value_spread + 0.5 * spread_squared * value_length)
+
+    return score
+
+
+def _moments(tokens: Tensor, clusters: CoClusters) -> tuple[Tensor, Tensor]:
+    """Return the per-axis variance and the mean of tokens `[B, H, M, D]` in each key cluster, `[B,
+    H, Ck, D]`."""
+    wide = tokens.to(clusters.key.centroids.dtype)
+    places = clusters.key.labels.unsqueeze(-1).expand_as(wide)
+    count = clusters.key.sizes.clamp(min=1).unsqueeze(-1)
+    zeros = torch.zeros_like(clusters.key.centroids)
+    mean = zeros.scatter_add(2, places, wide) / count
+    square = zeros.scatter_add(2, places, wide.square()) / count
+    return (square - mean.square()).clamp(min=0), mean
+
+
+@inference_only
+def select_blocks(
+    clusters: CoClusters,
+    budgets: Tensor | None = None,
+    *,
+    mass: float = 0.9,
+    theta: float = 0.1,
+    scale: float | None = None,
+    unit: BudgetUnit = "tokens",
+    score: BlockScore = by_mass,
+    check: bool = True,
+) -> Tensor:
+    """Choose the key blocks that each query block attends to: bool `[B, H, Cq, Ck]`.
+
+    In the order of `score`, `needed` is the fewest key clusters whose coarse mass reaches `mass`
+    (1: every non-empty one) and `allowed` is what the head's budget (`[H]` or `[B, H]`, a fraction
+    of key tokens or clusters, see `SVOOConfig.budget_unit`) pays for. A head whose budget is above
+    `theta` takes the smaller of the two, another the larger; without budgets mass alone decides.
+    At least one block is kept, an empty one never.
+    """
+    check_mass(mass)
+    factor = default_scale(clusters.query.centroids, scale)
+    coarse = coarse_mass(clusters, scale=factor)
+    sizes = clusters.key.sizes.unsqueeze(2)
+    ranking = score(clusters, coarse, factor).masked_fill(sizes == 0, -1.0)
+    order = _falling_order(ranking)
+    non_empty = (sizes > 0).sum(dim=-1)  # [B, H, 1]
+    if mass < 1:
+        reached = coarse.gather(-1, order).cumsum(dim=-1)
+        count = ((reached < mass).sum(dim=-1) + 1).minimum(non_empty)
+    else:
+        count = non_empty.expand(order.shape[:3])
+    if budgets is not None:
+        check_budgets(budgets, *coarse.shape[:2], values=check)
+        budget = budgets.reshape(-1, coarse.shape[1], 1)
+        above = budget > theta  # in the budgets' own precision: float32's 0.1 is not above 0.1
+        allowed = _allowed(budget.to(coarse), sizes, order, unit).clamp(min=1).minimum(non_empty)
+        count = torch.where(above, count.minimum(allowed), count.maximum(allowed))
+    ranks = torch.arange(order.shape[-1], device=order.device)
+    return torch.zeros_like(order, dtype=torch.bool).scatter_(
+        -1, order, ranks < count.unsqueeze(-1)
+    )
+
+
+def _falling_order(ranking: Tensor) -> Tensor:
+    """Return the order of falling scores along the last axis; equal ones stay in their order."""
+    blocks = ranking.shape[-1]
+    if ranking.device.type != "cpu" or ranking.dtype != torch.float32 or blocks > 2**16:
+        return ranking.argsort(dim=-1, descending=True, stable=True)
+    # numpy sorts whole numbers with vector instructions, so let one hold both a score's bits,
+    # which as an integer rank as the score does once those of negative ones are turned around,
+    # and its place.
+    ranking = ranking.nan_to_num(torch.inf, torch.inf, -torch.inf) + 0.0  # minus zero is zero
+    bits = ranking.view(torch.int32)
+    rank = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()
+    places = torch.arange(blocks, device=ranking.device)
+    return torch.from_numpy(np.sort((places - (rank << 16)).numpy(), axis=-1)) & 0xFFFF
+
+
+def _allowed(budget: Tensor, sizes: Tensor, order: Tensor, unit: BudgetUnit) -> Tensor:
+    """Return how many of the first key clusters in `order` a budget pays for, `[B, H, Cq]`."""
+    if unit == "tokens":
+        tokens = sizes.expand(order.shape).gather(-1, order).cumsum(dim=-1)
+        limit = (budget * sizes.sum(dim=-1) + 1e-3).floor()
+        return (tokens <= limit.unsqueeze(-1)).sum(dim=-1)
+    share = budget * order.shape[-1]
+    clusters = (share - 1e-4).ceil() if unit == "clusters" else (share + 1e-4).floor()
+    return clusters.long().expand(order.shape[:3])

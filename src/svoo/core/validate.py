@@ -1,0 +1,102 @@
+"""What every entrance asks of its tensors: checked once there, then trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from svoo.errors import ConfigError, NonFiniteError, ShapeError
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def inference_only(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Run a function of tensors without gradients and outside autocast, which would round what has
+    to be accumulated in float32."""
+
+    @wraps(function)
+    def run(*given: Given.args, **named: Given.kwargs) -> Result:
+        devices = (getattr(value, "device", None) for value in (*given, *named.values()))
+        kind = next((device.type for device in devices if device is not None), "cpu")
+        with torch.no_grad(), torch.autocast(kind, enabled=False):
+            return function(*given, **named)
+
+    return run
+
+
+def check_tokens(
+    query: Tensor, key: Tensor, value: Tensor | None = None, *, finite: bool = True
+) -> None:
+    """Refuse tensors that are not `[B, H, N, D]`, `[B, H, M, D]`, `[B, H, M, D]` or (if `finite`)
+    hold NaN or infinity.
+
+    The finite check waits for the device; pass `finite=False` where that costs too much.
+    """
+    given = {"query": query, "key": key} | ({} if value is None else {"value": value})
+    for name, tensor in given.items():
+        if tensor.ndim != 4:
+            raise ShapeError(
+                f"{name} must be [batch, heads, tokens, head size], got {tensor.ndim} axes: "
+                f"{_shape(tensor)}"
+            )
+        if not tensor.is_floating_point():
+            raise ShapeError(f"{name} must be floating point, got {tensor.dtype}")
+        if 0 in tensor.shape:
+            raise ShapeError(f"{name} has an empty axis: {_shape(tensor)}")
+        if (tensor.dtype, tensor.device) != (query.dtype, query.device):
+            raise ShapeError(
+                f"{name} is {tensor.dtype} on {tensor.device}, but query is {query.dtype} on "
+                f"{query.device}"
+            )
+    for name, axis in (("batch", 0), ("heads", 1), ("head size", 3)):
+        sizes = [tensor.shape[axis] for tensor in given.values()]
+        if len(set(sizes)) > 1:
+            shapes = ", ".join(f"{name} {_shape(tensor)}" for name, tensor in given.items())
+            raise ShapeError(f"{name} differs between {shapes}")
+    if value is not None and value.shape[2] != key.shape[2]:
+        raise ShapeError(f"key has {key.shape[2]} tokens, but value has {value.shape[2]}")
+    if finite:
+        for name, tensor in given.items():
+            if name != "value" and not bool(torch.isfinite(tensor).all()):
+                raise NonFiniteError(
+                    f"{name} holds NaN or infinity; the attention logits would too"
+                )
+
+
+def check_mass(*masses: float) -> None:
+    """Refuse a mass outside (0, 1]."""
+    for mass in masses:
+        if not 0 < mass <= 1:
+            raise ConfigError(f"mass must be in (0, 1], got {mass!r}")
+
+
+def check_budgets(budgets: Tensor, batch: int, heads: int, *, values: bool = True) -> None:
+    """Refuse budgets that are not `[H]` or `[B, H]` or (if `values`, which waits for the device)
+    not in [0, 1]."""
+    if budgets.shape not in ((heads,), (batch, heads)):
+        raise ShapeError(f"budgets must be [{heads}] or [{batch}, {heads}], got {_shape(budgets)}")
+    if values and not bool(((budgets >= 0) & (budgets <= 1)).all()):  # false for NaN too
+        low, high = (float(extreme) for extreme in budgets.aminmax())
+        raise ConfigError(
+            f"budgets are kept fractions and must be in [0, 1], got {low:g} to {high:g}"
+        )
+
+
+def default_scale(query: Tensor, scale: float | None) -> float:
+    """Return the logit scale: the given one, else 1 / sqrt(head size)."""
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def accumulation_dtype(tensor: Tensor) -> torch.dtype:
+    """Return float64 for float64 and float32 for everything narrower."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(list(tensor.shape))

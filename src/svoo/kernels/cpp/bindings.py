@@ -1,0 +1,84 @@
+"""How the C++ kernels are called: their structures, and the workers that run them."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from svoo.kernels.cpp import DTYPES
+from svoo.kernels.cpp.build import load_library
+from svoo.kernels.cpp.threads import find_threads
+
+
+class Tokens(ctypes.Structure):
+    """Where tokens `[B, H, N, D]` are; the numbers of a row stand side by side."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("batch_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+        ("token_stride", ctypes.c_int64),
+    )
+
+
+def _pointers(*names: str) -> tuple[tuple[str, type], ...]:
+    return tuple((name, ctypes.c_void_p) for name in names)
+
+
+def _numbers(*names: str) -> tuple[tuple[str, type], ...]:
+    return tuple((name, ctypes.c_int64) for name in names)
+
+
+# As in kernels.cpp. The last numbers of each count the pieces of work that were taken, and the
+# threads that had no memory.
+
+
+class Attention(ctypes.Structure):
+    """A plan and its tensors; the pieces of work are key blocks to average and query segments."""
+
+    _fields_ = (
+        *((name, Tokens) for name in ("query", "key", "value", "output")),
+        *_pointers("lse", "means", "query_order", "key_order", "query_sizes", "key_sizes"),
+        *_pointers("keep", "compensate"),
+        *_numbers("batch", "heads", "queries", "keys", "size", "query_blocks", "key_blocks"),
+        ("scale", ctypes.c_double),
+        *_numbers("next_mean", "next_segment", "failures"),
+    )
+
+
+class Assignment(ctypes.Structure):
+    """Tokens to be labelled; the pieces of work are token segments."""
+
+    _fields_ = (
+        ("tokens", Tokens),
+        *_pointers("weights", "bias", "labels"),
+        *_numbers("batch", "heads", "count", "size", "clusters"),
+        *_numbers("next_segment", "failures"),
+    )
+
+
+class Centroids(ctypes.Structure):
+    """Tokens to be averaged by label; the pieces of work are heads."""
+
+    _fields_ = (
+        ("tokens", Tokens),
+        *_pointers("labels", "centroids", "sizes"),
+        *_numbers("batch", "heads", "count", "size", "clusters"),
+        *_numbers("next_head", "failures"),
+    )
+
+
+def point_to(tokens: Tensor) -> Tokens:
+    """Return where tokens with dense rows are; they have to live as long as the call."""
+    return Tokens(tokens.data_ptr(), *tokens.stride()[:3])
+
+
+def run_kernel(name: str, dtype: torch.dtype, call: ctypes.Structure) -> None:
+    """Let all threads run a kernel; each takes pieces of the work until none is left."""
+    kernel = getattr(load_library(), f"{name}_{DTYPES[dtype]}")
+    threads = find_threads(torch.get_num_threads())
+    threads.run(lambda _worker: kernel(ctypes.byref(call)), range(threads.size))
+    if call.failures:
+        raise MemoryError(f"no memory for a thread of the C++ kernel {name!r}")

@@ -1,0 +1,105 @@
+"""Means over runs of tokens: a cluster's centroid, a block's mean key. One program a run.
+
+Tokens are read in the order of their clusters, so no two programs write to one place: nothing is
+atomic, and the same input gives the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from svoo.core.layout import dense_rows
+from svoo.kernels.triton.launch import Launch, padded
+
+ROWS = 32
+
+
+def update_centroids(tokens: Tensor, labels: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each cluster's mean `[B, H, C, D]`, in the dtype of `old`, and size `[B, H, C]`.
+
+    tokens `[B, H, N, D]`, labels `[B, H, N]`; a cluster without tokens keeps its `old` centroid.
+    """
+    clusters = old.shape[2]
+    narrow = torch.int16 if clusters <= torch.iinfo(torch.int16).max else torch.int32
+    ordered, order = labels.to(narrow).sort(dim=-1, stable=True)  # narrow keys sort faster
+    bounds = torch.arange(clusters + 1, dtype=narrow, device=labels.device)
+    bounds = bounds.expand(*labels.shape[:2], clusters + 1).contiguous()
+    sizes = torch.searchsorted(ordered, bounds).diff(dim=-1)
+    means = old.clone(memory_format=torch.contiguous_format)
+    fill_means(tokens, order, sizes, means)
+    return means, sizes
+
+
+def fill_means(tokens: Tensor, order: Tensor | None, sizes: Tensor, means: Tensor) -> None:
+    """Write the mean of each run of tokens `[B, H, N, D]` into means `[B, H, C, D]` (contiguous).
+
+    A run is the next `sizes[b, h, c]` tokens in `order` `[B, H, N]` (None: as they are); where it
+    is empty, means stay as they were.
+    """
+    plan_launch(tokens, order, sizes, means).run()
+
+
+def plan_launch(tokens: Tensor, order: Tensor | None, sizes: Tensor, means: Tensor) -> Launch:
+    """Return the launch of `fill_means`."""
+    batch, heads, count, size = tokens.shape
+    tokens = dense_rows(tokens)
+    arguments = {
+        "tokens": tokens,
+        "order": None if order is None else order.contiguous(),
+        "ends": sizes.cumsum(dim=-1),
+        "sizes": sizes.contiguous(),
+        "means": means,
+        "batch_stride": tokens.stride(0),
+        "head_stride": tokens.stride(1),
+        "token_stride": tokens.stride(2),
+        "heads": heads,
+        "count": count,
+        "SIZE": size,
+        "WIDTH": padded(size),
+        "ROWS": ROWS,
+    }
+    return Launch(_means, (sizes.shape[2], batch * heads), arguments, warps=4, stages=3)
+
+
+@triton.jit
+def _means(
+    tokens,
+    order,
+    ends,
+    sizes,
+    means,
+    batch_stride,
+    head_stride,
+    token_stride,
+    heads,
+    count,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    pair = tl.program_id(1).to(tl.int64)  # 64 bits: the offsets below can pass 2^31
+    run = pair * tl.num_programs(0) + tl.program_id(0)
+    size = tl.load(sizes + run)
+    if size == 0:
+        return
+    start = tl.load(ends + run) - size
+    numbers = tl.arange(0, WIDTH)
+    tokens += pair // heads * batch_stride + pair % heads * head_stride
+    total = tl.zeros([ROWS, WIDTH], tl.float32)
+    for first in range(0, size, ROWS):
+        steps = first + tl.arange(0, ROWS)
+        inside = steps < size
+        rows = start + steps
+        if order is not None:
+            rows = tl.load(order + pair * count + rows, mask=inside, other=0)
+        total += tl.load(
+            tokens + rows[:, None] * token_stride + numbers[None, :],
+            mask=inside[:, None] & (numbers < SIZE)[None, :],
+            other=0.0,
+        ).to(tl.float32)
+    mean = tl.sum(total, axis=0) / size.to(tl.float32)
+    mean = mean.to(means.dtype.element_ty)
+    tl.store(means + run * SIZE + numbers, mean, mask=numbers < SIZE)

@@ -1,0 +1,121 @@
+"""Blocks of any size cut into pieces of a fixed length, and for each query block the key pieces it
+keeps.
+
+All on the device: numbers of pieces are bounds that the host knows, not counts that it would have
+to wait for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from svoo.kernels.triton.launch import Launch
+
+PIECE = 16
+"""Key tokens in a piece. A list holds one number a piece; a short last piece wastes 7.5 lanes of a
+block's on average."""
+_CHUNK = 1024
+
+
+class Pieces(NamedTuple):
+    """At most `length` consecutive tokens of one block each, int32 `[B, H, P]`: the block, the
+    place of the first token in block order, the number of tokens (0: there is no such piece)."""
+
+    block: Tensor
+    start: Tensor
+    size: Tensor
+
+
+class Kept(NamedTuple):
+    """For each query block the key pieces that it keeps: `entries` int32 `[B, H, Cq, P]`, of which
+    the first `counts` int32 `[B, H, Cq]` are filled.
+
+    An entry is PIECE * start + size - 1 of its piece.
+    """
+
+    entries: Tensor
+    counts: Tensor
+
+
+def cut(sizes: Tensor, length: int, tokens: int) -> Pieces:
+    """Cut blocks of `sizes` `[B, H, C]`, which sum to `tokens` in every head, into pieces."""
+    blocks = sizes.shape[2]
+    numbers = (sizes + length - 1) // length
+    ends = numbers.cumsum(dim=-1)
+    bound = min(tokens, tokens // length + blocks)  # each block has one short piece at most
+    places = torch.arange(bound, device=sizes.device).expand(*sizes.shape[:2], bound).contiguous()
+    block = torch.searchsorted(ends, places, right=True).clamp(max=blocks - 1)
+    first = (places - (ends - numbers).gather(-1, block)) * length  # inside its block
+    start = (sizes.cumsum(dim=-1) - sizes).gather(-1, block) + first
+    size = (sizes.gather(-1, block) - first).clamp(0, length)
+    return Pieces(block.int(), start.int(), size.int())
+
+
+def keep_pieces(keys: Pieces, keep: Tensor) -> Kept:
+    """List the pieces of length PIECE whose blocks a query block keeps; keep is
+    `[B, H, Cq, Ck]`."""
+    batch, heads, query_blocks, _ = keep.shape
+    shape = (batch, heads, query_blocks, keys.block.shape[2])
+    kept = Kept(
+        torch.empty(shape, dtype=torch.int32, device=keep.device),
+        torch.empty(shape[:3], dtype=torch.int32, device=keep.device),
+    )
+    plan_launch(keys, keep, kept).run()
+    return kept
+
+
+def plan_launch(keys: Pieces, keep: Tensor, kept: Kept) -> Launch:
+    """Return the launch that fills `kept`."""
+    batch, heads, query_blocks, key_blocks = keep.shape
+    arguments = {
+        "block": keys.block,
+        "start": keys.start,
+        "size": keys.size,
+        "keep": keep.contiguous(),
+        "entries": kept.entries,
+        "counts": kept.counts,
+        "pieces": keys.block.shape[2],
+        "key_blocks": key_blocks,
+        "PIECE": PIECE,
+        "CHUNK": _CHUNK,
+    }
+    return Launch(_keep_pieces, (query_blocks, batch * heads), arguments, warps=4, stages=3)
+
+
+@triton.jit
+def _keep_pieces(
+    block,
+    start,
+    size,
+    keep,
+    entries,
+    counts,
+    pieces,
+    key_blocks,
+    PIECE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    pair = tl.program_id(1).to(tl.int64)  # 64 bits: the offsets below can pass 2^31
+    row = pair * tl.num_programs(0) + tl.program_id(0)
+    keep += row * key_blocks
+    entries += row * pieces
+    found = 0
+    for first in range(0, pieces, CHUNK):
+        places = first + tl.arange(0, CHUNK)
+        inside = places < pieces
+        here = pair * pieces + places
+        length = tl.load(size + here, mask=inside, other=0)
+        wanted = tl.load(
+            keep + tl.load(block + here, mask=inside, other=0), mask=length > 0, other=0
+        )
+        taken = (wanted != 0).to(tl.int32)
+        ranks = found + tl.cumsum(taken, axis=0) - taken
+        entry = tl.load(start + here, mask=inside, other=0) * PIECE + length - 1
+        tl.store(entries + ranks, entry, mask=taken != 0)
+        found += tl.sum(taken, axis=0)
+    tl.store(counts + row, found)

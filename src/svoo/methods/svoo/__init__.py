@@ -1,0 +1,1 @@
+"""SVOO, the paper's method and ours beyond it."""

@@ -1,0 +1,1 @@
+"""Scores of videos, and reading and writing them."""

@@ -1,0 +1,1 @@
+"""Profiles: measured tables of what every head needs, and where they are found."""

@@ -1,0 +1,353 @@
+"""Profile: measured required density by input, step, layer, head and mass, with where it came
+from."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import struct
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from svoo.catalogue import find_model
+from svoo.core.validate import check_mass
+from svoo.errors import ConfigError, ProfileError
+from svoo.storage import write_atomically
+
+FORMAT = "svoo-profile-1"
+PROFILE_MASS = 0.95  # the mass that budgets are taken at, as in the paper
+MUST_AGREE = ("model", "width", "height", "frames", "method")  # of profiles to be merged
+_AXES = "inputs, steps, layers, heads, masses"
+_TOKEN = (4, 16, 16)  # frames, rows and columns of pixels to a token of the authors' models
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Required density `[inputs, steps, layers, heads, masses]`; the inputs stay apart, so any
+    quantile can be taken.
+
+    sigma `[steps]` is the noise level of each step and stage `[steps]` the expert that ran it;
+    masses `[masses]`. `provenance` says which model, size and library made it. `error`, shaped
+    like density, is its standard error where rows were sampled; None if it is not known.
+    """
+
+    density: Tensor
+    sigma: Tensor
+    stage: Tensor
+    masses: Tensor
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    error: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse tables that do not fit together or are not densities."""
+        if self.density.ndim != 5 or 0 in self.density.shape:
+            raise ProfileError(f"density must be [{_AXES}], got {list(self.density.shape)}")
+        steps, masses = self.density.shape[1], self.density.shape[4]
+        for name, tensor, length in (
+            ("sigma", self.sigma, steps),
+            ("stage", self.stage, steps),
+            ("masses", self.masses, masses),
+        ):
+            if tensor.shape != (length,):
+                raise ProfileError(f"{name} must be [{length}], got {list(tensor.shape)}")
+            if not bool(torch.isfinite(tensor.double()).all()):
+                raise ProfileError(f"{name} holds NaN or infinity")
+        if bool((self.stage < 0).any()):
+            raise ProfileError(f"stage must not be negative, got {self.stage.tolist()}")
+        if not bool(((self.density >= 0) & (self.density <= 1)).all()):
+            raise ProfileError("density holds values outside [0, 1] or NaN")
+        if not bool(((self.masses > 0) & (self.masses <= 1)).all()):
+            raise ProfileError(f"masses must be in (0, 1], got {self.masses.tolist()}")
+        for name, fact in self.provenance.items():
+            kinds = {unicodedata.category(letter) for letter in name + fact}
+            if kinds & {"Cc", "Cs"}:
+                raise ProfileError(
+                    "provenance holds control characters or halves of characters: "
+                    f"{name!a} is {fact!a}"
+                )
+        if self.error is None:
+            return
+        if self.error.shape != self.density.shape:
+            raise ProfileError(f"error must be like density, got {list(self.error.shape)}")
+        if not bool((self.error.isfinite() & (self.error >= 0)).all()):
+            raise ProfileError("error holds negative values, infinity or NaN")
+
+    @property
+    def inputs(self) -> int:
+        """Number of calibration inputs."""
+        return self.density.shape[0]
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return self.density.shape[2]
+
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return self.density.shape[3]
+
+    def check_fits(self, layers: int, heads: int) -> None:
+        """Refuse a model of another shape."""
+        if (self.layers, self.heads) != (layers, heads):
+            raise ProfileError(
+                f"the profile has {self.layers} layers x {self.heads} heads, the model has "
+                f"{layers} x {heads}"
+            )
+
+    def check_stages(self, stages: int) -> None:
+        """Refuse a pipeline with other experts than those that were measured."""
+        measured = sorted(set(self.stage.tolist()))
+        if measured != list(range(stages)):
+            raise ProfileError(
+                f"the profile has {len(measured)} stages (experts), numbers {measured}; the "
+                f"pipeline has {stages}"
+            )
+
+    def budgets(
+        self,
+        mass: float = 0.95,
+        quantile: float = 0.95,
+        over: Literal["gaussian", "max", "mean"] = "gaussian",
+    ) -> Tensor:
+        """Return the kept fraction of every (step, layer, head): an upper quantile over the
+        inputs.
+
+        `gaussian` fits mean + z * std (the paper; std 0 for one input), `max` and `mean` are what
+        they say. The mass must be one that was measured.
+        """
+        check_mass(mass)
+        if not 0 < quantile < 1:
+            raise ConfigError(f"quantile must be in (0, 1), got {quantile!r}")
+        density = self.at_mass(mass).double()
+        if over == "max":
+            budget = density.amax(dim=0)
+        elif over == "mean":
+            budget = density.mean(dim=0)
+        elif over == "gaussian":
+            z = torch.special.ndtri(torch.tensor(quantile, dtype=torch.float64))
+            spread = density.std(dim=0, correction=0) if len(density) > 1 else 0.0
+            budget = density.mean(dim=0) + z * spread
+        else:
+            raise ConfigError(f"over must be gaussian, max or mean, got {over!r}")
+        return budget.clamp(0, 1).float()
+
+    def at_sigmas(self, sigma: Tensor, stage: Tensor | None = None) -> Profile:
+        """Serve another run: interpolate over the noise level, inside a stage, to `sigma`
+        `[steps]`.
+
+        Beyond the measured range the nearest step counts. `stage` `[steps]` defaults to the first
+        stage.
+        """
+        stage = torch.zeros(len(sigma), dtype=torch.int64) if stage is None else stage
+        places = []
+        for level, expert in zip(sigma.double().tolist(), stage.tolist(), strict=True):
+            here = (self.stage == expert).nonzero().flatten()
+            if not len(here):
+                known = sorted(set(self.stage.tolist()))
+                raise ProfileError(f"the profile has no step of stage {expert}, only of {known}")
+            here = here[self.sigma[here].argsort()]
+            levels = self.sigma[here].double()
+            above = int(torch.searchsorted(levels, level).clamp(0, len(here) - 1))
+            below = max(0, above - 1) if level < float(levels[above]) else above
+            gap = float(levels[above] - levels[below])
+            part = (level - float(levels[below])) / gap if gap > 0 else 0.0
+            places.append((int(here[below]), int(here[above]), min(1.0, max(0.0, part))))
+
+        def between(table: Tensor) -> Tensor:
+            rows = [torch.lerp(table[:, low], table[:, high], part) for low, high, part in places]
+            return torch.stack(rows, dim=1)
+
+        return Profile(
+            between(self.density),
+            sigma.clone(),
+            stage.clone(),
+            self.masses,
+            self.provenance,
+            None if self.error is None else between(self.error),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write one .safetensors file, whole or not at all; the same profile gives the same
+        bytes."""
+        tensors = {
+            "density": self.density.float().contiguous(),
+            "sigma": self.sigma.double(),
+            "stage": self.stage.long(),
+            "masses": self.masses.double(),
+        }
+        if self.error is not None:
+            tensors["error"] = self.error.float().contiguous()
+        # One entry, because safetensors writes several in an order that changes from run to run.
+        facts = json.dumps({"format": FORMAT, **self.provenance}, sort_keys=True)
+        write_atomically(Path(path), save_tensors(tensors, metadata={"svoo": facts}))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Read what `save` wrote; anything else is refused with what is wrong."""
+        path = Path(path)
+        try:
+            data = path.read_bytes()
+            tensors = load_tensors(data)
+            header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
+            stored = dict(json.loads(header.get("__metadata__", {}).get("svoo", "{}")))
+            facts = {str(name): str(fact) for name, fact in stored.items()}
+        except OSError as error:
+            raise ProfileError(f"cannot read the profile {path}: {error}") from error
+        except (
+            SafetensorError,
+            ValueError,
+            struct.error,
+            TypeError,
+            AttributeError,
+            KeyError,  # a number format that torch has not
+            RecursionError,  # metadata nested without end
+        ) as error:
+            raise ProfileError(f"{path} is not a whole .safetensors file: {error!r}") from error
+        if facts.pop("format", None) != FORMAT:
+            raise ProfileError(f"{path} is a .safetensors file, but not a {FORMAT} one")
+        missing = {"density", "sigma", "stage", "masses"} - tensors.keys()
+        if missing:
+            raise ProfileError(f"{path} lacks {', '.join(sorted(missing))}")
+        if any(tensor.is_complex() for tensor in tensors.values()):
+            raise ProfileError(f"{path} holds complex numbers")
+        try:
+            return cls(
+                tensors["density"].float(),
+                tensors["sigma"].double(),
+                tensors["stage"].long(),
+                tensors["masses"].double(),
+                facts,
+                tensors["error"].float() if "error" in tensors else None,
+            )
+        except ProfileError as error:
+            raise ProfileError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_official_csv(cls, path: str | Path, model: str) -> Profile:
+        """Read one of the authors' tables (Step, Layer, Head, "Sparsity"), measured at mass 0.95
+        on one prompt.
+
+        Despite its name the column is the density. Noise levels and stages follow from the model's
+        scheduler.
+        """
+        path, known = Path(path), find_model(model)
+        rows: list[tuple[tuple[int, int, int], float]] = []
+        try:
+            with path.open(newline="") as file:
+                for row in csv.DictReader(file):
+                    place = int(row["Step"]) - 1, int(row["Layer"]), int(row["Head"])
+                    rows.append((place, float(row["Sparsity"])))
+        except OSError as error:
+            raise ProfileError(f"cannot read the table {path}: {error}") from error
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
+            raise ProfileError(
+                f"{path} is not a table of the authors (columns Step, Layer, Head, Sparsity): "
+                f"{error}"
+            ) from error
+        cells = dict(rows)
+        if len(cells) < len(rows):
+            raise ProfileError(f"{path} has {len(rows) - len(cells)} entries a second time")
+        shape = (known.steps, known.layers, known.heads)
+        table = torch.full(shape, torch.nan)
+        for place, density in cells.items():
+            if any(not 0 <= index < size for index, size in zip(place, shape, strict=True)):
+                raise ProfileError(
+                    f"{path} has step, layer, head {place}, but {model} has only {list(shape)}"
+                )
+            table[place] = density
+        if len(cells) < table.numel():
+            raise ProfileError(
+                f"{path} has {len(cells)} entries, {model} needs {table.numel()} ({list(shape)})"
+            )
+        sigma = flow_sigmas(known.steps, known.flow_shift)
+        stage = torch.zeros(known.steps, dtype=torch.int64)
+        if known.boundary is not None:
+            stage = (sigma < known.boundary).long()
+        sizes = {"frames": known.frames, "height": known.height, "width": known.width}
+        tokens = math.prod(
+            math.ceil(size / part) for size, part in zip(sizes.values(), _TOKEN, strict=True)
+        )
+        provenance = {
+            "model": known.name,
+            "source": f"authors' table {path.name}",
+            "tokens": str(tokens),
+            **{name: str(size) for name, size in sizes.items()},
+        }
+        masses = torch.tensor([0.95], dtype=torch.float64)
+        try:
+            return cls(table[None, ..., None], sigma, stage, masses, provenance)
+        except ProfileError as error:
+            raise ProfileError(f"{path}: {error}") from error
+
+    def error_at_mass(self, mass: float = 0.95) -> Tensor | None:
+        """Return the standard error at one of the measured masses, like `at_mass`."""
+        return None if self.error is None else self.error[..., self._place(mass)]
+
+    def at_mass(self, mass: float = 0.95) -> Tensor:
+        """Return the density at one of the measured masses, `[inputs, steps, layers, heads]`."""
+        return self.density[..., self._place(mass)]
+
+    def _place(self, mass: float) -> int:
+        near = (self.masses - mass).abs() < 1e-6
+        if not bool(near.any()):
+            measured = ", ".join(f"{value:g}" for value in self.masses.tolist())
+            raise ProfileError(f"the profile has no mass {mass:g}, only {measured}")
+        return int(near.nonzero()[0])
+
+    @classmethod
+    def merge(cls, profiles: Sequence[Profile]) -> Profile:
+        """Put the inputs of several profiles of the same model, size and steps into one.
+
+        Facts of their provenance that differ are joined with "; ", those of `MUST_AGREE` refused.
+        """
+        if not profiles:
+            raise ProfileError("nothing to merge: give at least one profile")
+        first = profiles[0]
+        for other in profiles[1:]:
+            other.check_fits(first.layers, first.heads)
+            for name in ("sigma", "stage", "masses"):
+                mine, theirs = getattr(first, name).double(), getattr(other, name).double()
+                if mine.shape != theirs.shape or not torch.allclose(mine, theirs):
+                    raise ProfileError(
+                        f"cannot merge: {name} differs ({mine.tolist()} and {theirs.tolist()})"
+                    )
+            for name in MUST_AGREE:
+                if first.provenance.get(name) != other.provenance.get(name):
+                    raise ProfileError(
+                        f"cannot merge: {name} is {first.provenance.get(name)!r} in one and "
+                        f"{other.provenance.get(name)!r} in another"
+                    )
+        errors = [profile.error for profile in profiles if profile.error is not None]
+        names = dict.fromkeys(name for profile in profiles for name in profile.provenance)
+        provenance = {
+            name: "; ".join(
+                dict.fromkeys(profile.provenance.get(name, "?") for profile in profiles)
+            )
+            for name in names
+        }
+        return cls(
+            torch.cat([profile.density for profile in profiles]),
+            first.sigma,
+            first.stage,
+            first.masses,
+            provenance,
+            torch.cat(errors) if len(errors) == len(profiles) else None,
+        )
+
+
+def flow_sigmas(steps: int, shift: float) -> Tensor:
+    """Return the noise levels of a flow-matching run, 1 first: u shifted to shift u / (1 + (shift
+    - 1) u)."""
+    even = torch.linspace(1, 0, steps + 1, dtype=torch.float64)[:-1]
+    return shift * even / (1 + (shift - 1) * even)

@@ -1,0 +1,28 @@
+import torch
+
+from svoo.app.doctor import CALLS, examine
+from svoo.backends import BACKENDS
+from svoo.kernels.cpp.build import why_no_library
+
+
+def test_every_backend_and_package_has_a_line() -> None:
+    findings = {finding.name: finding for finding in examine()}
+    for backend in BACKENDS:
+        assert findings[f"backend {backend.name}"].text
+    assert findings["diffusers"].good
+    assert findings["device"].text
+    assert findings["torch"].text
+
+
+def test_the_ladder_is_told_in_order_with_reasons() -> None:
+    findings = examine()
+    ladder = [finding for finding in findings if finding.name.startswith("backend ")]
+    names = [finding.name.removeprefix("backend ") for finding in ladder]
+    assert names == [*(backend.name for backend in BACKENDS), "auto"]
+    texts = dict(zip(names, (finding.text for finding in ladder), strict=True))
+    assert texts["blocked"] == texts["reference"] == "runs here"
+    assert texts["auto"].count(" for ") == len(CALLS)
+    if not torch.cuda.is_available():
+        on_the_cpu = "blocked" if why_no_library() else "cpp"
+        assert texts["triton"] == "needs a CUDA tensor, got cpu"
+        assert f"{on_the_cpu} for bfloat16, head size 128, compensated;" in texts["auto"]

@@ -1,0 +1,76 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from making import Case, cases, normal
+
+from svoo import SVOOConfig, VideoLayout
+from svoo.core import quality as quality_module
+from svoo.core.quality import output_error, recall
+from svoo.errors import PlanError, ShapeError
+from svoo.methods.svoo.method import make_plan
+
+
+@given(case=cases())
+def test_recall_is_the_mass_on_kept_pairs(case: Case) -> None:
+    query, key, _ = case.tokens(torch.float64)
+    plan = case.plan(compensate=True)
+    weights = (query @ key.transpose(2, 3) / math.sqrt(case.size)).softmax(dim=-1)
+    exact = (weights * plan.to_dense_mask()).sum(dim=-1).mean(dim=-1)
+    torch.testing.assert_close(recall(query, key, plan), exact)
+
+
+def test_recall_in_chunks_and_on_sampled_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(2, 2, 200, 50, 8, 5, 6, seed=3)
+    query, key, _ = case.tokens()
+    plan = case.plan(compensate=False)
+    whole = recall(query, key, plan)
+    assert (recall(query, key, plan, rows=100) - whole).abs().max() < 0.05
+    monkeypatch.setattr(quality_module, "_CHUNK_ELEMENTS", 4 * 50 * 7)
+    torch.testing.assert_close(recall(query, key, plan), whole)
+    with pytest.raises(ShapeError, match="rows must be between 1 and the 200"):
+        recall(query, key, plan, rows=201)
+
+
+def test_keeping_everything_has_recall_one() -> None:
+    case = Case(1, 2, 60, 50, 8, 4, 6, seed=1)
+    query, key, _ = case.tokens()
+    some = case.plan(compensate=False)
+    everything = replace(some, keep=torch.ones_like(some.keep))
+    torch.testing.assert_close(recall(query, key, everything), torch.ones(1, 2))
+
+
+@given(text=st.integers(1, 6), first=st.booleans(), mass=st.sampled_from((0.5, 1.0)))
+def test_padding_counts_neither_as_key_nor_as_query(text: int, first: bool, mass: float) -> None:
+    valid = torch.tensor([text, text // 2])
+    layout = VideoLayout(2, 3, 4, text=text, text_first=first, valid_text=valid)
+    query, key = (normal(2, 2, layout.tokens, 8, seed=seed) for seed in range(2))
+    config = SVOOConfig(mass=mass, query_clusters=3, key_clusters=6)
+    plan = make_plan(query, key, config, layout=layout)
+    found, mask = recall(query, key, plan, layout=layout), plan.to_dense_mask()
+    for b in range(2):
+        start = layout.text_start + int(valid[b])
+        padding = range(start, layout.text_start + text)
+        real = [token for token in range(layout.tokens) if token not in padding]
+        logits = query[b][:, real] @ key[b][:, real].mT / math.sqrt(8)
+        weights = logits.softmax(dim=-1)
+        kept = (weights * mask[b][:, real][:, :, real]).sum(dim=-1).mean(dim=-1)
+        torch.testing.assert_close(found[b], kept)
+    if mass == 1:
+        torch.testing.assert_close(found, torch.ones(2, 2))
+        assert plan.density(layout.padding).tolist() == [[1.0, 1.0]] * 2
+
+
+def test_a_plan_for_other_tensors_is_refused() -> None:
+    case = Case(1, 2, 60, 50, 8, 4, 6, seed=1)
+    query, key, _ = case.tokens()
+    with pytest.raises(PlanError, match=r"\[1, 2, 59, 50\], the plan is for \[1, 2, 60, 50\]"):
+        recall(query[:, :, 1:], key, case.plan(compensate=False))
+
+
+def test_output_error_is_relative() -> None:
+    x = normal(1, 2, 5, 4)
+    torch.testing.assert_close(output_error(1.1 * x, x), torch.full((1, 2), 0.1))

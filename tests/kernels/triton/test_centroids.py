@@ -1,0 +1,44 @@
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from making import Case, cases, chance, far_apart, normal
+
+from svoo.core.clustering import _update_centroids
+from svoo.kernels.triton.centroids import ROWS, fill_means, update_centroids
+
+
+@settings(max_examples=60)
+@given(
+    case=cases(max_tokens=3 * ROWS, sizes=(5, 32, 64, 96, 128)),
+    dtype=st.sampled_from((torch.bfloat16, torch.float16, torch.float32)),
+)
+def test_it_is_the_torch_form(kernel_device: torch.device, case: Case, dtype: torch.dtype) -> None:
+    tokens = case.tokens(dtype)[0].to(kernel_device)
+    skewed = torch.rand(tokens.shape[:3], generator=chance(case.seed)).square()
+    labels = (
+        (skewed * (case.query_blocks + 2)).long().to(kernel_device)
+    )  # a block or two are empty
+    old = normal(case.batch, case.heads, case.query_blocks + 3, case.size).to(kernel_device)
+    expected = _update_centroids(tokens, labels, old, by="torch")
+    means, sizes = update_centroids(tokens, labels, old)
+    assert torch.equal(sizes, expected.sizes)
+    assert means.dtype == torch.float32
+    torch.testing.assert_close(means, expected.centroids, atol=2e-6, rtol=2e-6)
+    empty = sizes == 0
+    assert bool(empty.any())
+    assert torch.equal(means[empty], old[empty])
+
+
+def test_runs_without_an_order_strides_and_offsets_beyond_32_bits(
+    kernel_device: torch.device,
+) -> None:
+    tokens = normal(1, 3, 10, 32, dtype=torch.bfloat16).to(kernel_device)
+    sizes = torch.tensor([3, 0, 7], device=kernel_device).expand(1, 3, 3)
+    expected = torch.stack(
+        (tokens[:, :, :3].float().mean(dim=2), tokens[:, :, 3:].float().mean(dim=2)), dim=2
+    )
+    for same in (tokens, tokens.transpose(2, 3).contiguous().transpose(2, 3), far_apart(tokens)):
+        means = torch.full((1, 3, 3, 32), 7.0, device=kernel_device)
+        fill_means(same, None, sizes, means)
+        torch.testing.assert_close(means[:, :, [0, 2]], expected)
+        assert means[:, :, 1].unique().tolist() == [7.0]

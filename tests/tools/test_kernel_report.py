@@ -1,0 +1,103 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from svoo.errors import BackendUnavailableError
+from tools import kernel_report as report
+
+SMALLEST_CALL = """
+import torch
+from svoo.kernels.triton import assign, launch, sparse
+from tools import kernel_report as report
+
+one = torch.ones(1, 1, 1, dtype=torch.int64)
+token, launched = torch.ones(1, 1, 1, 8), []
+launch.Launch.run = lambda self: launched.append(self)
+assign.assign(token, token)
+sparse.sparse_attention(
+    token, token, token, query_order=None, key_order=None, query_sizes=one, key_sizes=one,
+    keep=one.bool().unsqueeze(-1), compensate=one.bool(), scale=1.0, return_lse=True,
+)
+print(*(report.compile_launch(each.kernel.__name__, each, 90).name for each in launched))
+"""
+
+
+def compiling(*command: str) -> str:
+    """Run Python with Triton's compiler instead of its interpreter, and return what it prints."""
+    without = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", *command],
+        env=without,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The command as a user runs it: what it prints, and the file it writes."""
+    path = tmp_path_factory.mktemp("report") / "kernels.json"
+    return compiling("-m", "tools.kernel_report", "--json", str(path)), path
+
+
+def test_the_default_kernels_fit_their_devices(printed: tuple[str, Path]) -> None:
+    rows = json.loads(printed[1].read_text())["kernels"]
+    assert {row["arch"] for row in rows} == {"sm_80", "sm_90", "sm_100"}
+    names = {"ranges", "means", "assign", "attention", "attention, compensated", "compensation"}
+    for arch in ("sm_80", "sm_90", "sm_100"):
+        assert {row["name"] for row in rows if row["arch"] == arch} == names
+    for row in rows:
+        limits = report.ARCHITECTURES[int(row["arch"].removeprefix("sm_"))]
+        assert row["default"], row
+        assert row["spills"] == 0, row
+        assert row["registers"] > 0, row
+        assert row["shared"] <= limits.block_shared, row
+        assert 0 < row["occupancy"] <= 1, row
+
+
+def test_co_clustering_takes_a_quarter_of_the_two_pass_form(printed: tuple[str, Path]) -> None:
+    flops = json.loads(printed[1].read_text())["flops"]
+    assert flops["ratio"] == flops["co_clustering"] / flops["two_pass"] <= 0.3
+    # By hand, without the padding of tiles: two products of W a side, one pass of all tokens.
+    tokens, queries, keys, size = 75_600, 256, 1024, 128
+    ours = 2 * (tokens * size * (queries + keys) + 4 * queries * keys * size)
+    assert flops["co_clustering"] == pytest.approx(ours, rel=0.002)
+    theirs = 2 * tokens * (size * (queries + keys) + 2 * queries * keys)
+    assert flops["two_pass"] == pytest.approx(theirs, rel=0.002)
+
+
+def test_the_table_holds_every_row(printed: tuple[str, Path]) -> None:
+    output, path = printed
+    found = json.loads(path.read_text())
+    assert output.strip() == report.as_table(found).strip()
+    assert output.count("| sm_") == len(found["kernels"])
+
+
+def test_the_docs_show_what_the_command_prints(printed: tuple[str, Path]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "kernels.md"
+    assert printed[0].strip() in page.read_text(), "copy the command's output into docs/kernels.md"
+
+
+def test_a_call_on_one_token_compiles() -> None:
+    """Triton makes constants of arguments that are None or 1, which changes types."""
+    names = compiling("-c", SMALLEST_CALL).split()
+    assert names == ["_assign", "_keep_pieces", "_means", "_means", "_attend"]
+
+
+def test_occupancy_by_hand() -> None:
+    h100 = report.ARCHITECTURES[90]
+    assert h100.occupancy(registers=32, shared=0, warps=4) == 1
+    assert h100.occupancy(registers=128, shared=0, warps=4) == 0.25  # 65,536 / (32 x 128) warps
+    assert h100.occupancy(registers=32, shared=100 << 10, warps=8) == 2 * 8 / 64
+    assert h100.occupancy(registers=255, shared=0, warps=8) == 8 / 64
+
+
+def test_the_interpreter_cannot_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "interpreted", lambda: True)
+    with pytest.raises(BackendUnavailableError, match="unset TRITON_INTERPRET"):
+        report.report(everything=False)
