@@ -89,7 +89,7 @@ def test_it_is_the_reference(
     got = attend(tokens, plan, kernel_device, scale=scale, tile=tile)
     assert got.output.dtype == dtype
     output, lse = exact(tokens, plan, scale)
-    # Weights are rounded before they meet the values: the error goes with sum w |v|, not |sum w v|.
+    # Weights are rounded before they meet the values: the error grows with sum w |v|.
     reach = exact((tokens[0], tokens[1], tokens[2].abs()), plan, scale).output
     limit = TOLERANCE[dtype] * (1 + reach)
     assert bool(((got.output.double() - output).abs() <= limit).all())
