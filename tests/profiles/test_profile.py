@@ -15,7 +15,7 @@ from svoo.app.inspection import leave_out, spread
 from svoo.app.tables import profile_tables
 from svoo.catalogue import find_model
 from svoo.errors import ConfigError, FileError, ModelError, ProfileError
-from svoo.methods.schedule import Dense, Schedule, Sparse
+from svoo.methods.XX import Dense, Schedule, Sparse
 from svoo.profiles.profile import flow_sigmas
 
 OFFICIAL = {  # the model and its mean density

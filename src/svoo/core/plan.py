@@ -214,23 +214,29 @@ def _check_labels(name: str, labels: Tensor, keep: Tensor, *, blocks: int) -> No
 
 
 def plan_from_clusters(
-    clusters: CoClusters, keep: Tensor, *, compensate: bool, layout: VideoLayout | None = None
+    clusters: CoClusters,
+    keep: Tensor,
+    *,
+    compensate: bool = False,
+    layout: VideoLayout | None = None,
 ) -> BlockPlan:
-    """Make a plan from clusters of the video tokens; text and padding join as blocks of their own.
-
-    Text: one query block and one key block, always kept, never compensated. Padding: a key block
-    that is never kept; as queries, padding joins the text block. keep is `[B, H, Cq, Ck]`.
-    """
+    """Make a plan from clusters of the video tokens; keep is `[B, H, Cq, Ck]`. `layout` adds text
+    and padding."""
     marked = clusters.key.sizes > 0 if compensate else None
     plan = BlockPlan.from_labels(
         clusters.query.labels, clusters.key.labels, keep, marked, check=False
     )
-    if layout is None or layout.text == 0:
+    return plan if layout is None else add_text(plan, layout)
+
+
+def add_text(plan: BlockPlan, layout: VideoLayout) -> BlockPlan:
+    """Add text and padding to a plan of the video tokens.
+
+    Text: one query block and one key block, always kept, never compensated. Padding: a key block
+    that is never kept; as queries, padding joins the text block.
+    """
+    if layout.text == 0:
         return plan
-    return _add_text(plan, layout)
-
-
-def _add_text(plan: BlockPlan, layout: VideoLayout) -> BlockPlan:
     assert plan.query_order is not None and plan.key_order is not None  # made from labels
     batch, heads = plan.keep.shape[:2]
     device = plan.keep.device

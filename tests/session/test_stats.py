@@ -2,7 +2,6 @@ import time
 
 import pytest
 import torch
-
 from svoo.plugin.stats import LayerStats, RunningMean, Stopwatch, summarise
 
 
