@@ -16,6 +16,7 @@ from svoo.core.density import required_density
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan, add_text
 from svoo.core.selection import select_blocks
+from svoo.core.terms import FarTerms, GroupTerms, MeanTerms
 from svoo.errors import SVOOError
 from svoo.methods import available_methods
 from svoo.methods.base import Call, Corrected, Dense, Method, MethodConfig, Run
@@ -36,7 +37,10 @@ __all__ = [
     "Corrected",
     "Dense",
     "DenseConfig",
+    "FarTerms",
+    "GroupTerms",
     "LabelState",
+    "MeanTerms",
     "Method",
     "MethodConfig",
     "Profile",

@@ -1,6 +1,7 @@
 """`apply` on the real classes of the paper's models: right, reversible, repeatable."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,7 +163,9 @@ def test_branches_share_labels_unless_told_not_to() -> None:
         config = SVOOConfig(mass=0.5, dense_steps=1, share_branches=shared, **SETTINGS)
         handle = apply(pipe, config)
         tiny.generate(pipe, steps=3)
-        states[shared] = handle._runtime.session.method.state_bytes
+        session = handle._runtime.session
+        assert session is not None
+        states[shared] = session.method.state_bytes
     # Two sparse layers, 48 tokens, four heads, two sides, two bytes.
     assert states == {True: 2 * 48 * 4 * 2 * 2, False: 4 * 48 * 4 * 2 * 2}
 
@@ -192,9 +195,21 @@ def test_bad_input() -> None:
     )
     with pytest.raises(ProfileError, match="has 30 layers x 12 heads, the model has 3 x 4"):
         apply(pipe, SPARSE, profile=wrong)
-    with pytest.raises(ConfigError, match="method must be svoo or dense, got 'magic'"):
-        apply(pipe, method="magic")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no method called 'magic'; there are dense, svoo"):
+        apply(pipe, "magic")
+    with pytest.raises(ConfigError, match="method must be a MethodConfig .* got {}"):
+        apply(pipe, {})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="needs a model of the catalogue"):
+        apply(pipe, "release")
+    for nothing in ("nope", Path("nope")):
+        with pytest.raises(ProfileError, match="nope"):
+            apply(pipe, SPARSE, profile=nothing)
+    with pytest.raises(ConfigError, match="profile must be a Profile, the path of one"):
+        apply(pipe, SPARSE, profile=5)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="has no video transformer"):
         apply("a path is no pipeline")
     with pytest.raises(ConfigError, match=r"step must be in 0 \.\. 9, got 10"):
         apply(pipe, SPARSE).set_step(10, 10)
+    for bad in (0.5, "1", True):
+        with pytest.raises(ConfigError, match="step must be a whole number"):
+            apply(pipe, SPARSE).set_step(bad, 10)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from svoo import SVOOConfig
 from svoo.plugin import trial as trial_module
 from svoo.plugin.apply import Handle, apply
 from svoo.plugin.trial import Trial, run_trial, warm_up
+from svoo.session.stats import RunStats
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_attention_is_timed_when_the_ramp_is_over(
 ) -> None:
     config = SVOOConfig(mass=0.5, dense_layers=0, dense_steps=1, ramp=0.4)
     handles: list[Handle] = []
-    early: list[dict[str, Any]] = []
+    early: list[RunStats] = []
 
     def apply_and_keep(*arguments: Any) -> Handle:
         handles.append(apply(*arguments))
@@ -98,7 +99,7 @@ def test_warming_up_runs_a_dense_and_a_sparse_step(
     monkeypatch.setattr(trial_module, "apply", apply_and_keep)
     warm_up(pipe, tiny.call_arguments(pipe, 5))
     dense, sparse = (handle.stats() for handle in handles)
-    assert dense["density"] is None and sparse.density is not None
+    assert dense.density is None and sparse.density is not None
     assert all(row.dense_calls == 0 for row in sparse.layers)
 
 

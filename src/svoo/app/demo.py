@@ -94,7 +94,7 @@ def figures(trial: Trial, dense: Trial) -> dict[str, Any]:
     psnr = None if alike is None or math.isinf(alike.psnr) else alike.psnr
     return {
         "mode": trial.name,
-        "config": None if trial.config is None else vars(trial.config),
+        "config": trial.config.as_dict(),
         "denoising_seconds": trial.denoising,
         "total_seconds": trial.total,
         "speed_up": dense.denoising / trial.denoising,

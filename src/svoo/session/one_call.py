@@ -147,4 +147,13 @@ def _everything(query: Tensor, key: Tensor, layout: VideoLayout | None) -> Block
     counts = (query.shape[2], key.shape[2]) if layout is None else (layout.video, layout.video)
     sizes = [torch.full((*lead, 1), count, device=device) for count in counts]
     keep = torch.ones(*lead, 1, 1, dtype=torch.bool, device=device)
-    return BlockPlan(None, None, sizes[0], sizes[1], keep, check=False)
+    return BlockPlan(
+        None,
+        None,
+        sizes[0],
+        sizes[1],
+        keep,
+        check=False,
+        query_tokens=counts[0],
+        key_tokens=counts[1],
+    )

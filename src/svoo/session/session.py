@@ -14,6 +14,7 @@ from svoo.backends import resolve, run_plan
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan, add_text
 from svoo.core.quality import recall
+from svoo.core.terms import MeanTerms
 from svoo.core.validate import check_tokens, default_scale, inference_only
 from svoo.errors import ConfigError, StrictError
 from svoo.methods.base import Call, Corrected, Dense, MethodConfig, Run, unknown
@@ -272,9 +273,9 @@ def _video(tokens: Tensor, layout: VideoLayout | None) -> Tensor:
 def finish_plan(plan: BlockPlan, config: MethodConfig, layout: VideoLayout | None) -> BlockPlan:
     """Return a method's plan for the video with what all methods have in common: compensation, if
     the config asks for it and the method did not do it, then text and padding."""
-    if config.compensate == "mean" and plan.compensate is None:
-        plan = replace(plan, compensate=plan.key_sizes > 0, check=False)
-    return plan if layout is None else add_text(plan, layout)
+    if config.compensate == "mean" and plan.terms is None:
+        plan = replace(plan, terms=MeanTerms(plan.key_sizes > 0), check=False)
+    return plan if layout is None else add_text(plan, layout, check=False)
 
 
 def correct_video(

@@ -39,13 +39,23 @@ class SVOOMethod:
         place = call.stage, call.layer, branch, call.sample, call.head_offset
         state = self._states.setdefault(place, LabelState())
         state.step = call.step
-        share = self.config.dense_share(call.step, self.run.steps)
-        config = replace(self.config, mass=self.config.mass + share * (1 - self.config.mass))
-        budgets = self.budgets.at(call, query.shape[1])
+        mass, budgets = self.targets(call, query.shape[1])
         if budgets is not None:
-            budgets = budgets.clamp(*self.config.budget_range)
-            budgets = (budgets + share * (1 - budgets)).to(query.device, non_blocking=True)
+            budgets = budgets.to(query.device, non_blocking=True)
+        config = replace(self.config, mass=mass)
         return plan_call(query, key, config, call, budgets=budgets, state=state)
+
+    def targets(self, call: Call, heads: int) -> tuple[float, Tensor | None]:
+        """Return the mass to cover and the budgets `[heads]` of a call, on their way from dense
+        while the ramp lasts."""
+        config = self.config
+        share = config.dense_share(call.step, self.run.steps)
+        mass = config.mass + share * (1 - config.mass)
+        budgets = self.budgets.at(call, heads)
+        if budgets is None:
+            return mass, None
+        budgets = budgets.clamp(*config.budget_range)
+        return mass, budgets + share * (1 - budgets)
 
     @property
     def state_bytes(self) -> int:
@@ -87,7 +97,7 @@ def plan_call(
             unit=config.budget_unit,
             check=False,
         )
-        return plan_from_clusters(clusters, keep)
+        return plan_from_clusters(clusters, keep, compensate=False)
 
 
 def _cluster(
