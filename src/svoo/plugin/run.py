@@ -15,6 +15,7 @@ from PIL.Image import Image
 
 from svoo.catalogue import Model, find_model
 from svoo.errors import ConfigError, ModelError, SVOOError
+from svoo.methods.dense import DenseConfig
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.metrics.video import write_video
 from svoo.plugin.apply import apply
@@ -189,7 +190,8 @@ def generate(
     arguments = call_arguments(request, model)
     clock = LoopTimer(on_step)
     start = time.perf_counter()
-    with apply(pipe, config, profile, request.method) as handle:  # type: ignore[arg-type]
+    method = config if request.method == "svoo" else DenseConfig()
+    with apply(pipe, method, profile) as handle:
         frames = call_pipeline(pipe, **arguments, **clock.as_argument(pipe)).frames[0]
         stats, summary = handle.stats(), handle.summary()
     seconds = {"total": time.perf_counter() - start, "denoising": clock.seconds}
@@ -199,8 +201,8 @@ def generate(
         "config": _plain(vars(config)),
         "machine": describe_machine(),
         "seconds": seconds,
-        "density": stats["density"],
-        "stats": stats,
+        "density": stats.density,
+        "stats": stats.as_dict(),
     }
     write_atomically(
         request.out.with_suffix(".json"), (json.dumps(record, indent=1) + "\n").encode()
