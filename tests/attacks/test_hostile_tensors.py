@@ -9,7 +9,7 @@ import torch
 from making import Case, chance, normal
 from torch import Tensor
 
-from svoo import SVOOConfig, co_cluster, required_density, run_plan, sparse_attention
+from svoo import SVOOConfig, co_cluster, make_plan, required_density, run_plan, sparse_attention
 from svoo.errors import ConfigError, ShapeError
 from svoo.kernels.cpp.clusters import assign, update_centroids
 
@@ -132,3 +132,11 @@ def test_a_function_that_attends_can_be_compiled() -> None:
     plan = Case(1, 2, 60, 60, 8, 3, 4, seed=0).plan(compensate=True)
     compiled = torch.compile(lambda x: run_plan(x + 1, key, value, plan) - 1, backend="eager")
     assert torch.equal(compiled(query), run_plan(query + 1, key, value, plan) - 1)
+
+
+@pytest.mark.parametrize("config", [{}, None, "svoo", SVOOConfig])
+def test_configs_that_are_none(config: SVOOConfig) -> None:
+    query, key, value = (normal(1, 2, 20, 8, seed=seed) for seed in range(3))
+    for entrance in (sparse_attention, make_plan):
+        with pytest.raises(ConfigError, match="config must be a MethodConfig such as"):
+            entrance(query, key, value, config)
