@@ -6,7 +6,8 @@ import tiny
 
 from svoo import SVOOConfig
 from svoo.plugin import trial as trial_module
-from svoo.plugin.apply import Handle, apply
+from svoo.plugin.apply import Handle
+from svoo.plugin.run import apply_config
 from svoo.plugin.trial import Trial, run_trial, warm_up
 
 
@@ -64,14 +65,14 @@ def test_attention_is_timed_when_the_ramp_is_over(
     early: list[dict[str, Any]] = []
 
     def apply_and_keep(*arguments: Any) -> Handle:
-        handles.append(apply(*arguments))
+        handles.append(apply_config(*arguments))
         return handles[0]
 
     def look(done: int, _steps: int) -> None:
         if done == 3:  # one dense step, two of the ramp
             early.append(handles[0].stats())
 
-    monkeypatch.setattr(trial_module, "apply", apply_and_keep)
+    monkeypatch.setattr(trial_module, "apply_config", apply_and_keep)
 
     trial = run_trial(
         pipe, "ramp", config, call=tiny.call_arguments(pipe, 5), against=dense, on_step=look
@@ -92,10 +93,10 @@ def test_warming_up_runs_a_dense_and_a_sparse_step(
     handles: list[Handle] = []
 
     def apply_and_keep(*arguments: Any) -> Handle:
-        handles.append(apply(*arguments))
+        handles.append(apply_config(*arguments))
         return handles[-1]
 
-    monkeypatch.setattr(trial_module, "apply", apply_and_keep)
+    monkeypatch.setattr(trial_module, "apply_config", apply_and_keep)
     warm_up(pipe, tiny.call_arguments(pipe, 5))
     dense, sparse = (handle.stats() for handle in handles)
     assert dense["density"] is None and sparse["density"] is not None

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKLWan
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from transformers import PreTrainedTokenizerFast
 
 from svoo.mini.vocabulary import SHAPES
+from svoo.storage import write_atomically
 from tools.training import backgrounds, scenes
 from tools.training.backgrounds import ASPECT
 from tools.training.build import assemble, make_text_encoder, make_tokenizer, make_transformer
@@ -141,10 +143,7 @@ class LatentCache:
             clips = [render(clip.scene, *size, first_frame=clip.first_frame) for clip in drawn]
             code = self.vae.encode(torch.stack(clips).transpose(1, 2)).latent_dist.mode()
             done.append(((code - mean) / std).half())
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".partial")
-        save_file({"codes": torch.cat(done)}, unfinished)
-        unfinished.replace(path)
+        write_atomically(path, save_tensors({"codes": torch.cat(done)}))
 
 
 def _draw(codes: Codes, number: int) -> Clip:

@@ -17,6 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from svoo.storage import atomically
+
 
 def average(module: nn.Module, decay: float) -> AveragedModel:
     """Return a moving average of a module's parameters; early on it moves faster, so that the
@@ -53,14 +55,12 @@ def save_resume(
         if moments:
             tensors[f"first/{name}"] = moments["exp_avg"].to(torch.bfloat16)
             tensors[f"second/{name}"] = moments["exp_avg_sq"].sqrt().to(torch.bfloat16)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".partial")
-    save_file(
-        {name: value.contiguous() for name, value in tensors.items()},
-        unfinished,
-        metadata={key: repr(float(value)) for key, value in facts.items()},
-    )
-    unfinished.replace(path)
+    with atomically(path) as unfinished:
+        save_file(
+            {name: value.contiguous() for name, value in tensors.items()},
+            unfinished,
+            metadata={key: repr(float(value)) for key, value in facts.items()},
+        )
 
 
 def load_resume(

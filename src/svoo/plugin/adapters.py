@@ -134,6 +134,12 @@ def find_transformers(target: object) -> list[tuple[nn.Module, Adapter]]:
     return found
 
 
+def count_heads(transformer: nn.Module) -> int:
+    """Return the number of heads of a transformer's self-attention."""
+    config: Any = transformer.config
+    return int(config.num_attention_heads)
+
+
 def find_attentions(transformer: nn.Module, adapter: Adapter) -> list[nn.Module]:
     """Return the self-attention modules of a transformer, one a layer."""
     attentions: list[nn.Module] = []

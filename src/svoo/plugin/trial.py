@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from svoo.core.random import seeded
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.metrics.compare import Likeness, compare_videos
-from svoo.plugin.apply import apply
-from svoo.plugin.run import LoopTimer
+from svoo.plugin.run import LoopTimer, apply_config, read_stats
 from svoo.profiles.profile import Profile
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def warm_up(pipe: Any, call: Mapping[str, Any]) -> None:  # noqa: ANN401 (any pi
     does: compiling kernels, asking the system for memory."""
     once = {**call, "num_inference_steps": 1, "output_type": "latent"}
     for config in (None, SVOOConfig(dense_steps=0, dense_layers=0)):
-        with apply(pipe, config, None, "dense" if config is None else "svoo"):
+        with apply_config(pipe, config, None):
             pipe(**once, generator=seeded(0))
 
 
@@ -65,9 +64,8 @@ def run_trial(
 
     `profile=None` looks for a stored one, or measures in the warm-up.
     """
-    method = "dense" if config is None else "svoo"
     early: list[Mapping[str, Any]] = []  # the statistics when warm-up and ramp are over
-    with apply(pipe, config, profile or "auto", method) as handle:  # type: ignore[arg-type]
+    with apply_config(pipe, config, profile or "auto") as handle:
 
         def note_step(done: int, steps: int) -> None:
             if config is not None:
@@ -75,7 +73,7 @@ def run_trial(
                     config.dense_share(step, steps) for step in (done - 1, done)
                 )
                 if open_now > 0 and open_next == 0:
-                    early.append(handle.stats())
+                    early.append(read_stats(handle))
             if on_step is not None:
                 on_step(done, steps)
 
@@ -83,7 +81,7 @@ def run_trial(
         generator = seeded(seed)
         arguments = {**call, "generator": generator, "output_type": "np"}
         frames = pipe(**arguments, **clock.as_argument(pipe)).frames[0]
-        total, stats = time.perf_counter() - start, handle.stats()
+        total, stats = time.perf_counter() - start, read_stats(handle)
     aside = stats["seconds"]["recall"]
     return Trial(
         name,
