@@ -79,7 +79,7 @@ def figures_of(trial: Trial, dense: Trial) -> dict[str, float]:
         "ssim": trial.likeness.ssim,
         "denoising": trial.denoising,
         "dense_denoising": dense.denoising,
-        **{f"seconds_{phase}": value for phase, value in trial.stats["seconds"].items()},
+        **{f"seconds_{phase}": value for phase, value in trial.stats.seconds.items()},
     }
 
 

@@ -10,6 +10,7 @@ from svoo.app.tables import (
     demo_table,
     doctor_table,
     model_lines,
+    profile_data,
     profile_tables,
 )
 from svoo.catalogue import SEAM_TESTED, models

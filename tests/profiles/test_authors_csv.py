@@ -8,7 +8,9 @@ from svoo import Profile, SVOOConfig
 from svoo.app.inspection import leave_out, spread
 from svoo.catalogue import find_model
 from svoo.errors import ModelError, ProfileError
-from svoo.methods.schedule import Dense, Schedule, Sparse
+from svoo.methods.base import Call, Run
+from svoo.methods.svoo.method import SVOOMethod
+from svoo.methods.warm_up import warm_up
 from svoo.profiles.profile import flow_sigmas
 
 OFFICIAL = {  # the model and its mean density
@@ -71,27 +73,31 @@ def test_an_authors_table_drives_the_release_mode(official_profiles: Path, name:
     profile = Profile.from_official_csv(official_profiles / name, model)
     config = SVOOConfig.release(model)
     steps = len(profile.sigma)
-    schedule = Schedule(config, steps, profile.budgets())
-    fewer = Schedule(config, 30, profile.at_sigmas(*_run(model, 30)).budgets())
+    whole = _start(config, profile, profile.sigma, profile.stage)
+    fewer = _start(config, profile, *_run(model, 30))
     for step in range(steps):
-        _check_decision(schedule, step, profile.density[0, step, 5, :, 0])
+        _check_targets(whole, step, profile.density[0, step, 5, :, 0])
     for step, (sigma, stage) in enumerate(zip(*_run(model, 30), strict=True)):
         here = profile.stage == stage  # by hand, head by head
         levels, table = profile.sigma[here].flip(0), profile.density[0, here, 5, :, 0].flip(0)
         expected = [np.interp(sigma, levels, head) for head in table.T]
-        _check_decision(fewer, step, torch.tensor(expected, dtype=torch.float32))
+        _check_targets(fewer, step, torch.tensor(expected, dtype=torch.float32))
 
 
-def _check_decision(schedule: Schedule, step: int, table: torch.Tensor) -> None:
-    """Layer 5 is dense in the warm-up, and has the table's budgets, clipped, in all other
-    steps."""
-    decision = schedule.at(step, 5)
-    if step < schedule.config.count_dense_steps(schedule.steps):
-        assert isinstance(decision, Dense)
-        return
-    assert isinstance(decision, Sparse) and decision.budgets is not None
-    clipped = table.clamp(*schedule.config.budget_range)
-    torch.testing.assert_close(decision.budgets, clipped, atol=1e-5, rtol=0)
+def _start(
+    config: SVOOConfig, profile: Profile, sigmas: torch.Tensor, stages: torch.Tensor
+) -> SVOOMethod:
+    run = Run(steps=len(sigmas), sigmas=sigmas, stage_of_step=stages, profile=profile)
+    return SVOOMethod(config, run)
+
+
+def _check_targets(method: SVOOMethod, step: int, table: torch.Tensor) -> None:
+    """Layer 5 has the table's budgets, clipped, in all steps after the warm-up."""
+    call = Call(step, 5)
+    if warm_up(method.config, method.run.steps, call) is None:
+        _, budgets = method.targets(call, len(table))
+        clipped = table.clamp(*method.config.budget_range)
+        torch.testing.assert_close(budgets, clipped, atol=1e-5, rtol=0)
 
 
 def _run(model: str, steps: int) -> tuple[torch.Tensor, torch.Tensor]:

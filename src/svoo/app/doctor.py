@@ -14,6 +14,7 @@ from torch import Tensor
 
 from svoo.backends import BACKENDS, resolve
 from svoo.core.plan import BlockPlan
+from svoo.core.terms import MeanTerms
 from svoo.plugin.machine import describe_machine
 
 OPTIONAL = {
@@ -106,4 +107,5 @@ def _call(
     query = torch.zeros(1, 1, 2, size, dtype=dtype, device=device)
     sizes = torch.ones(1, 1, 2, dtype=torch.int64, device=device)
     keep = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device)
-    return query, BlockPlan(None, None, sizes, sizes, keep, keep[:, :, 0] if compensate else None)
+    terms = MeanTerms(keep[:, :, 0]) if compensate else None
+    return query, BlockPlan(None, None, sizes, sizes, keep, terms)

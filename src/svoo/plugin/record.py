@@ -17,10 +17,11 @@ from svoo.core.random import mix_seeds, seeded
 from svoo.core.validate import check_mass
 from svoo.errors import ConfigError, ProfileError
 from svoo.methods.base import Call
+from svoo.methods.dense import DenseConfig
 from svoo.plugin.adapters import find_transformers
-from svoo.plugin.apply import Handle, is_applied
+from svoo.plugin.apply import Handle, apply, is_applied
 from svoo.plugin.provenance import describe_recording, say_rows
-from svoo.plugin.run import LoopTimer, apply_config, call_pipeline
+from svoo.plugin.run import LoopTimer, call_pipeline
 from svoo.plugin.store import Store
 from svoo.profiles.profile import PROFILE_MASS, Profile
 from svoo.storage import locked
@@ -155,7 +156,7 @@ def _record(
     table = _Table(measuring, index)
     generator = seeded(mix_seeds(measuring.seed, index))
     defaults = {"generator": generator, "output_type": "latent"}
-    with apply_config(pipe, None, None) as handle:
+    with apply(pipe, DenseConfig(), None) as handle:
         handle.observe(table.add)
 
         def after_step(done: int, steps: int) -> None:
@@ -183,16 +184,17 @@ class _Table:
         """Measure the video part of a call `[B, H, N, D]` if it is to be measured."""
         if call.step % self.measuring.every:
             return
+        layout = call.need_layout("recording")
         for branch, part in _branches(call, len(query)):
             if branch == "cond" or self.measuring.branch == "both":
                 seed = mix_seeds(self.measuring.seed, self.index, call.step, call.layer)
-                video = call.layout.video_part(query[part]), call.layout.video_part(key[part])
+                video = layout.video_part(query[part]), layout.video_part(key[part])
                 value, error = self.measuring.measure(*video, call.scale, seed)
                 of_mean = error.square().sum(dim=0).sqrt() / len(error)
                 place = call.step, call.layer, branch
                 self.found[place] = value.mean(dim=0).cpu(), of_mean.cpu()
         self.stage[call.step] = call.stage
-        self.tokens = call.layout.video
+        self.tokens = layout.video
 
     @property
     def layers(self) -> int:
@@ -249,15 +251,11 @@ def _noise_levels(handle: Handle) -> Tensor:
     return sigmas
 
 
-def _branches(call: Call, batch: int) -> list[tuple[str, slice]]:
-    """Return which samples of a batch belong to which branch, by diffusers' name for the call."""
-    name = call.branch.removeprefix("pred_")  # as diffusers' guiders say it
-    if name == "cond_uncond":  # one forward for both; diffusers puts the unconditional half first
-        if batch == 1:  # and this model attends sample by sample
-            return [("cond" if call.sample else "uncond", slice(None))]
-        return [("uncond", slice(0, batch // 2)), ("cond", slice(batch // 2, batch))]
-    if name in ("cond", "forward 0"):
-        return [("cond", slice(None))]
-    if name in ("uncond", "forward 1"):
-        return [("uncond", slice(None))]
-    return []
+def _branches(call: Call, batch: int) -> list[tuple[str, list[int]]]:
+    """Return which samples of a batch belong to which branch of guidance."""
+    names = [call.branch] * batch if isinstance(call.branch, str) else list(call.branch)
+    known = {"forward 0": "cond", "forward 1": "uncond"}  # where the pipeline gives no names
+    samples: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        samples.setdefault(known.get(name, name), []).append(place)
+    return [(name, places) for name, places in samples.items() if name in ("cond", "uncond")]

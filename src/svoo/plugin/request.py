@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ import torch
 
 from svoo.catalogue import Model, find_model
 from svoo.errors import ConfigError, ModelError
+from svoo.methods import PRESETS, available_methods, find_method
+from svoo.methods.base import MethodConfig
 from svoo.methods.svoo.config import SVOOConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-METHODS = ("svoo", "dense", "paper", "release")
 QUALITIES = ("fast", "balanced", "careful")
-LEAST_TOKENS = 1500  # below this a dense video is as fast (docs/figures.md)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,8 @@ class Request:
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"--seed must be a whole number of 64 bits, got {self.seed}")
         _check_choice("dtype", self.dtype, DTYPES)
-        _check_choice("method", self.method, METHODS)
+        names = (*(row.name for row in available_methods()), *PRESETS)
+        _check_choice("method", self.method, names)
         _check_choice("quality", self.quality, QUALITIES)
         if self.quality is not None and self.method not in (None, "svoo"):
             raise ConfigError(f"--quality is svoo's; --method {self.method} has its own settings")
@@ -86,44 +87,22 @@ def known_model(name: str) -> Model | None:
         return None
 
 
-def make_config(request: Request, model: Model | None) -> SVOOConfig | None:
-    """Return the settings of the method that is asked for, with the request's mass; None is
-    dense."""
-    method = request.method or ("dense" if is_small(request, model) else "svoo")
-    if method == "dense":
-        if request.mass is not None and request.method is not None:
-            raise ConfigError("--mass says how sparse, and --method dense is not sparse at all")
+def choose_method(request: Request, model: Model | None) -> MethodConfig | None:
+    """Return the settings of the method that is asked for, with the request's quality and mass;
+    None where nothing is asked for: svoo, where the video is large enough."""
+    if request.method is None and request.quality is None and request.mass is None:
         return None
-    config = _preset(method, request.quality, model)
+    config = find_method(request.method or "svoo", model.name if model else None)
+    if request.quality is not None:
+        preset = getattr(SVOOConfig, request.quality, None)
+        if preset is None:
+            raise ConfigError(f"--quality {request.quality} is not in this version of svoo")
+        config = preset()
     if request.mass is None:
         return config
-    return SVOOConfig(**(vars(config) | {"mass": request.mass}))
-
-
-def _preset(method: str, quality: str | None, model: Model | None) -> SVOOConfig:
-    if method == "release":
-        if model is None:
-            raise ConfigError("--method release needs a model of the catalogue; see `svoo models`")
-        return SVOOConfig.release(model.name)
-    if method == "paper":
-        return SVOOConfig.paper(model.name if model else None)
-    if quality is not None:
-        preset = getattr(SVOOConfig, quality, None)
-        if preset is None:
-            raise ConfigError(f"--quality {quality} is not in this version of svoo")
-        config: SVOOConfig = preset()
-        return config
-    return SVOOConfig.for_model(model.name) if model else SVOOConfig()
-
-
-def is_small(request: Request, model: Model | None) -> bool:
-    """Return whether the video is known to be too small for sparse attention to pay, and nobody
-    asked for a method, a mass or a profile."""
-    asked = (request.method, request.quality, request.mass, request.profile)
-    if any(setting is not None for setting in asked):
-        return False
-    tokens = count_tokens(request, model)
-    return tokens is not None and tokens < LEAST_TOKENS
+    if not isinstance(config, SVOOConfig):
+        raise ConfigError(f"--mass is svoo's; --method {request.method} has its own settings")
+    return replace(config, mass=request.mass)
 
 
 def count_tokens(request: Request, model: Model | None) -> int | None:

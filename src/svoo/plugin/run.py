@@ -7,43 +7,31 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from svoo.catalogue import Model
 from svoo.errors import ConfigError, SVOOError
-from svoo.methods.svoo.config import SVOOConfig
+from svoo.methods.base import MethodConfig
 from svoo.metrics.video import FPS, check_video_path, write_video
-from svoo.plugin.apply import Handle, apply
+from svoo.plugin.apply import apply
 from svoo.plugin.load import check_takes, open_pipeline, read_image, takes
 from svoo.plugin.machine import describe_machine
 from svoo.plugin.request import (
     Request,
     call_sizes,
+    choose_method,
     count_tokens,
-    is_small,
     known_model,
-    make_config,
     video_shape,
 )
-from svoo.plugin.summary import summarise
 from svoo.profiles.profile import Profile
+from svoo.session.stats import RunStats
+from svoo.session.summary import summarise
 from svoo.storage import write_atomically
 
 OnStep = Callable[[int, int], None]
-
-
-def apply_config(
-    pipe: object, config: SVOOConfig | None, profile: Profile | Literal["auto"] | None
-) -> Handle:
-    """Apply a method's settings to a pipeline; None is dense, with statistics."""
-    return apply(pipe, config, profile, "dense" if config is None else "svoo")
-
-
-def read_stats(handle: Handle) -> dict[str, Any]:
-    """Return the statistics of a run as plain data."""
-    return handle.stats()
 
 
 def generate(request: Request, on_step: OnStep | None = None) -> dict[str, Any]:
@@ -62,14 +50,10 @@ def generate_each(
     """
     first = requests[0]
     model = known_model(first.model)
-    config = make_config(first, model)
+    method = choose_method(first, model)
     for request in requests:
         check_video_path(request.out, video_shape(request, model))
-    profile: Profile | Literal["auto"] | None = "auto"
-    if first.profile is not None:
-        profile = Profile.load(first.profile)
-    if config is None:
-        profile = None  # nothing to warn of: dense needs none
+    profile = "auto" if first.profile is None else Profile.load(first.profile)
     image = {} if first.image is None else {"image": read_image(first.image)}
     start = time.perf_counter()
     pipe = open_pipeline(first, model)
@@ -79,40 +63,33 @@ def generate_each(
         arguments = call_arguments(request, model) | image
         clock = LoopTimer(on_step)
         begin = time.perf_counter()
-        with apply_config(pipe, config, profile) as handle:
+        with apply(pipe, method, profile) as handle:
             frames = call_pipeline(pipe, **arguments, **clock.as_argument(pipe)).frames[0]
-            stats = read_stats(handle)
+            stats = handle.stats()
         total = loading + time.perf_counter() - begin
         seconds = {"loading": loading, "denoising": clock.seconds, "total": total}
         write_video(frames, request.out, request.fps or FPS)
-        yield _write_record(request, model, config, stats, seconds)
+        yield _write_record(request, model, method, stats, seconds)
         loading = 0.0
 
 
 def _write_record(
     request: Request,
     model: Model | None,
-    config: SVOOConfig | None,
-    stats: dict[str, Any],
+    method: MethodConfig | None,
+    stats: RunStats,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
     """Write the JSON beside the video, and return it with a summary in words."""
-    tokens = count_tokens(request, model)
-    notes = list(stats["notes"])
-    if is_small(request, model):
-        notes.append(
-            f"{tokens:,} tokens are too few for sparse attention to pay, so this video is dense; "
-            "--method svoo makes it sparse all the same"
-        )
     record = {
         "request": {name: _plain(value) for name, value in asdict(request).items()},
-        "config": None if config is None else _plain(vars(config)),
+        "method": stats.method,
+        "config": None if method is None else _plain(vars(method)),  # None: the model's own
         "machine": describe_machine(),
         "seconds": seconds,
-        "tokens": tokens,
-        "density": stats["density"],
-        "stats": stats,
-        "notes": notes,
+        "tokens": count_tokens(request, model),
+        "density": stats.density,
+        "stats": stats.as_dict(),
     }
     text = json.dumps(record, indent=1) + "\n"
     write_atomically(record_path(request.out), text.encode())

@@ -52,8 +52,8 @@ BAD = (
     (("--seed", str(2**70)), "--seed must be a whole number of 64 bits"),
     (("--device", "meta"), "--device meta cannot be used here"),
     (("--frames", "1000001", "--height", "14400", "--width", "25600"), "it may need"),
-    (("--mass", "7"), "mass must be a number in (0, 1], got 7.0"),
-    (("--method", "magic"), "--method must be one of svoo, dense, paper, release"),
+    (("--mass", "7"), "mass must be a number from 0 to 1, got 7.0"),
+    (("--method", "magic"), "--method must be one of"),
     (("--model", "none/such/place"), "cannot load"),
     (("--image", "prompts.txt"), "cannot read the image"),
     (("--prompts", "prompts.txt"), "give --prompt TEXT or --prompts FILE, one of them"),
@@ -72,7 +72,7 @@ def test_bad_requests_are_one_message_exit_code_2_and_leave_nothing(
             cli.main()
         said = capsys.readouterr()
         assert stopped.value.code == 2, wrong
-        assert message in said.err and "Traceback" not in said.err, said.err
+        assert message in said.err and said.err.startswith("error: "), said.err
         assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"], wrong
 
 

@@ -45,7 +45,11 @@ def run(
     ] = None,
     image: Annotated[Path | None, typer.Option(help="First frame, for image-to-video.")] = None,
     method: Annotated[
-        str | None, typer.Option(help="svoo, dense, paper or release (the authors' settings).")
+        str | None,
+        typer.Option(
+            help="svoo, paper (the paper's settings), release (the authors' scripts'), dense, "
+            "or another name of svoo.available_methods()."
+        ),
     ] = None,
     quality: Annotated[
         str | None, typer.Option(help="fast, balanced or careful.", hidden=True)
@@ -119,9 +123,6 @@ def _generate(output: Output, requests: list[Request]) -> list[dict[str, Any]]:
 
 
 def _say_done(output: Output, request: Request, record: dict[str, Any]) -> None:
-    for note in record["notes"]:
-        if note not in record["stats"]["notes"]:  # those are in the summary
-            output.note(note)
     seconds = record["seconds"]
     density = record["density"]
     output.say(

@@ -122,7 +122,7 @@ class Output:
                 *columns,
                 console=self.aside,
                 speed_estimate_period=day,
-                disable=self.quiet,
+                disable=self.quiet or not self.aside.is_terminal,
                 transient=True,
             ) as bar:
                 try:
