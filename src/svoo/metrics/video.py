@@ -139,7 +139,8 @@ def read_video(path: Path) -> Frames:
         read = _read_array
     try:
         return read(path)
-    except (OSError, ValueError, SyntaxError, MemoryError) as error:  # PIL knows broken syntax
+    # PIL knows broken syntax; sizes that overflow are arithmetic.
+    except (OSError, ValueError, SyntaxError, MemoryError, EOFError, ArithmeticError) as error:
         raise ConfigError(f"cannot read the video {path}: {error}") from error
 
 
@@ -147,10 +148,14 @@ def _decode(path: Path) -> Frames:
     import av
     import numpy as np
 
-    with av.open(str(path)) as container:
-        if not container.streams.video:
-            raise ValueError("it holds no video")
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise ValueError("it holds no video")
+            frames = container.decode(video=0)
+            return np.stack([frame.to_ndarray(format="rgb24") for frame in frames])
+    except av.FFmpegError as error:  # some of them are no errors of files or values
+        raise ValueError(str(error)) from error
 
 
 def _read_pictures(path: Path) -> Frames:
@@ -169,7 +174,8 @@ def _read_pictures(path: Path) -> Frames:
 def _read_array(path: Path) -> Frames:
     import numpy as np
 
-    mapped = np.load(path, mmap_mode="r", allow_pickle=False)  # its size is checked by mapping
+    with np.errstate(all="raise"):  # a size that overflows
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)  # its size is checked by mapping
     if mapped.ndim != 4 or mapped.shape[-1] != 3 or mapped.dtype.kind not in "fu":
         raise ValueError(
             f"expected [frames, height, width, 3] of floats or bytes, got {list(mapped.shape)} of "
