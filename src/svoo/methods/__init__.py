@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from svoo.errors import ConfigError
 from svoo.methods.base import MethodConfig
 from svoo.methods.dense import DenseConfig
+from svoo.methods.svg2 import SVG2Config
 from svoo.methods.svoo.config import SVOOConfig
 
 
@@ -33,6 +34,13 @@ METHODS: tuple[MethodRow, ...] = (
         "SVOO, ICML 2026",
         "blocks of clusters, as many as each head needs",
         "one term per left-out block",
+    ),
+    MethodRow(
+        "svg2",
+        SVG2Config,
+        "Sparse VideoGen2, arXiv 2505.18875",
+        "blocks of k-means clusters that cover a mass",
+        "dropped",
     ),
 )
 PRESETS = ("paper", "release")  # SVOO's, accepted as names of methods
