@@ -8,6 +8,7 @@ from svoo.errors import ConfigError
 from svoo.methods.base import MethodConfig
 from svoo.methods.dense import DenseConfig
 from svoo.methods.svg2 import SVG2Config
+from svoo.methods.svg_ear import SVGEARConfig
 from svoo.methods.svoo.config import SVOOConfig
 
 
@@ -41,6 +42,13 @@ METHODS: tuple[MethodRow, ...] = (
         "Sparse VideoGen2, arXiv 2505.18875",
         "blocks of k-means clusters that cover a mass",
         "dropped",
+    ),
+    MethodRow(
+        "svg-ear",
+        SVGEARConfig,
+        "SVG-EAR, arXiv 2603.08982",
+        "blocks of k-means clusters with the largest error",
+        "one term per left-out block",
     ),
 )
 PRESETS = ("paper", "release")  # SVOO's, accepted as names of methods
