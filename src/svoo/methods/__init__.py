@@ -14,6 +14,7 @@ from svoo.methods.radial import RadialConfig
 from svoo.methods.sol import SolConfig
 from svoo.methods.spargeattn import SpargeAttnConfig
 from svoo.methods.svg2 import SVG2Config
+from svoo.methods.svg_ear import SVGEARConfig
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.methods.vsa import VSAConfig
 from svoo.methods.xattention import XAttentionConfig
@@ -42,36 +43,6 @@ METHODS: tuple[MethodRow, ...] = (
         "SVOO, ICML 2026",
         "blocks of clusters, as many as each head needs",
         "one term per left-out block",
-    ),
-    MethodRow(
-        "draft",
-        DraftAttentionConfig,
-        "DraftAttention, arXiv 2505.14708",
-        "blocks above one threshold per head of pooled attention",
-        "dropped",
-    ),
-    MethodRow(
-        "vsa",
-        VSAConfig,
-        "VSA, arXiv 2505.13389",
-        "the best 3-D tiles by their means",
-        "dropped",
-        trained=True,
-    ),
-    MethodRow(
-        "bsa",
-        BSAConfig,
-        "BSA, arXiv 2509.01085",
-        "3-D tiles that cover a mass, as the tile's unlike queries see it",
-        "dropped",
-        trained=True,
-    ),
-    MethodRow(
-        "svg2",
-        SVG2Config,
-        "Sparse VideoGen2, arXiv 2505.18875",
-        "blocks of k-means clusters that cover a mass",
-        "dropped",
     ),
     MethodRow(
         "spargeattn",
@@ -107,6 +78,43 @@ METHODS: tuple[MethodRow, ...] = (
         "XAttention, arXiv 2503.16428",
         "blocks that cover a mass, estimated along antidiagonals",
         "dropped",
+    ),
+    MethodRow(
+        "draft",
+        DraftAttentionConfig,
+        "DraftAttention, arXiv 2505.14708",
+        "blocks above one threshold per head of pooled attention",
+        "dropped",
+    ),
+    MethodRow(
+        "vsa",
+        VSAConfig,
+        "VSA, arXiv 2505.13389",
+        "the best 3-D tiles by their means",
+        "dropped",
+        trained=True,
+    ),
+    MethodRow(
+        "bsa",
+        BSAConfig,
+        "BSA, arXiv 2509.01085",
+        "3-D tiles that cover a mass, as the tile's unlike queries see it",
+        "dropped",
+        trained=True,
+    ),
+    MethodRow(
+        "svg2",
+        SVG2Config,
+        "Sparse VideoGen2, arXiv 2505.18875",
+        "blocks of k-means clusters that cover a mass",
+        "dropped",
+    ),
+    MethodRow(
+        "svg-ear",
+        SVGEARConfig,
+        "SVG-EAR, arXiv 2603.08982",
+        "blocks of k-means clusters with the largest error",
+        "one term per left-out block",
     ),
 )
 PRESETS = ("paper", "release")  # SVOO's, accepted as names of methods
