@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from svoo.errors import ConfigError
+from svoo.methods.adaspa import AdaSpaConfig
 from svoo.methods.base import MethodConfig
 from svoo.methods.bsa import BSAConfig
 from svoo.methods.dense import DenseConfig
 from svoo.methods.draft import DraftAttentionConfig
+from svoo.methods.rainfusion import RainFusionConfig
+from svoo.methods.rainfusion2 import RainFusion2Config
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.methods.vsa import VSAConfig
 
@@ -59,6 +62,27 @@ METHODS: tuple[MethodRow, ...] = (
         "3-D tiles that cover a mass, as the tile's unlike queries see it",
         "dropped",
         trained=True,
+    ),
+    MethodRow(
+        "rainfusion",
+        RainFusionConfig,
+        "RainFusion, arXiv 2505.21036",
+        "a band in the order of tokens that suits the head, and the first frame",
+        "dropped",
+    ),
+    MethodRow(
+        "rainfusion2",
+        RainFusion2Config,
+        "RainFusion 2, Ascend MindIE-SD",
+        "the best blocks of windows by their means, and the first frame",
+        "dropped",
+    ),
+    MethodRow(
+        "adaspa",
+        AdaSpaConfig,
+        "AdaSpa, arXiv 2502.21079",
+        "the best blocks of exact attention at two steps",
+        "dropped",
     ),
 )
 PRESETS = ("paper", "release")  # SVOO's, accepted as names of methods
