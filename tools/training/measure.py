@@ -89,12 +89,14 @@ def measure(
     statistics: Statistics,
     kind: Kind,
     strip: Path | None = None,
+    *,
+    from_image: bool = False,
 ) -> dict[str, float]:
-    """Generate `kind.clips` held-out prompts and return the parts of right answers; from fewer
-    than all code frames only straight ways are asked for."""
+    """Generate `kind.clips` held-out prompts, or go on from their drawn first pictures, and return
+    the parts of right answers; from fewer than all code frames only straight ways are asked
+    for."""
     code_frames = even_frames(kind.frames)
-    whole = kind.frames == CODE_FRAMES
-    scenes = held_out_scenes(MOTIONS if whole else DIRECTIONS, kind.clips)
+    scenes = held_out_scenes(MOTIONS if kind.frames == CODE_FRAMES else DIRECTIONS, kind.clips)
     together = max(1, 12 // kind.frames)
     right: Counter[str] = Counter()
     shown = []
@@ -103,17 +105,31 @@ def measure(
         captions = [scene.caption for scene in asked]
         if kind.frames == 1:
             captions = [without_motion(caption) for caption in captions]
+        first = None
+        if from_image:
+            first = encode(vae, [Clip(scene) for scene in asked], 1, kind.grid)
+            first = (first - statistics.mean) / statistics.spread
         generator = torch.Generator().manual_seed(start)
-        codes = sample(parts, tokenizer, captions, code_frames, kind.grid, generator)
-        clips = vae.decode(codes * statistics.spread + statistics.mean).sample
-        for clip, scene in zip(clips.transpose(1, 2).clamp(-1, 1), asked, strict=True):
-            pictures = clip if whole else clip[::4]  # the last of each code frame
-            right += right_answers(read_clip((pictures + 1) / 2), scene)
-            shown.append(pictures)
+        codes = sample(parts, tokenizer, captions, code_frames, kind.grid, generator, first)
+        for clip, scene in zip(decode(vae, statistics, codes), asked, strict=True):
+            right += right_answers(read_clip((clip + 1) / 2), scene)
+            shown.append(clip)
     if strip:
         save_strip(shown, strip)
     questions = ("colour", "background", "shape", *(["motion"] if kind.frames > 1 else []))
     return {question: right[question] / len(scenes) for question in questions}
+
+
+def decode(vae: AutoencoderKLWan, statistics: Statistics, codes: Tensor) -> Tensor:
+    """Return clips `[B, frames, 3, rows, columns]` in [-1, 1] of codes; if code frames were left
+    out, one picture of each that is there."""
+    count, frames = len(codes), codes.shape[2]
+    codes = codes * statistics.spread + statistics.mean
+    if frames < CODE_FRAMES:
+        # Apart from each other: the decoder takes neighbours for neighbours in time.
+        codes = codes.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+    pictures: Tensor = vae.decode(codes).sample.clamp(-1, 1).transpose(1, 2)
+    return pictures.reshape(count, -1, *pictures.shape[2:])
 
 
 def save_strip(clips: list[Tensor], path: Path) -> None:

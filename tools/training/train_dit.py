@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -151,16 +152,23 @@ class Trainer:
         before = self.running.get(name, value.item())
         self.running[name] = REMEMBERED * before + (1 - REMEMBERED) * value.item()
 
-    def measure(self, kind: Kind) -> dict[str, float]:
-        """Ask the averaged weights for held-out prompts, probe the present ones, and log both."""
+    def measure(self, stage: Stage) -> dict[str, float]:
+        """Ask the averaged weights for held-out prompts, and half as many from given pictures;
+        probe the present ones; log it all."""
+        kind = stage.measured
         if self._probe is None:
             self._probe = Probe(self.vae, self.statistics)
         strip = self.out / "strips" / f"{self.total:06d}.png"
         averaged = self.averaged.module
         assert isinstance(averaged, nn.ModuleDict)
         began = time.process_time()
-        found = measure(averaged, self.tokenizer, self.vae, self.statistics, kind, strip)
+        tools = averaged, self.tokenizer, self.vae, self.statistics
+        found = measure(*tools, kind, strip)
         if kind.frames > 1:
+            half = replace(kind, clips=(kind.clips + 1) // 2)
+            strip = strip.with_stem(f"{strip.stem}-from-image")
+            given = measure(*tools, half, strip, from_image=True)
+            found |= {f"{name} from image": value for name, value in given.items()}
             found |= self._probe.look(self.parts, self.tokenizer)
         took = time.process_time() - began
         self.log.write(
@@ -235,5 +243,5 @@ def train_dit(
             gate = any(gate.step == trainer.step for gate in stage.gates)
             if due or gate or trainer.log.seconds - trainer.saved > save_every:
                 trainer.save()
-            measured = trainer.measure(stage.measured) if due else {}
+            measured = trainer.measure(stage) if due else {}
             trainer.check(stage.gates, measured)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from svoo.backends.base import Attention, why_no_far_terms
+from svoo.backends.base import Attention, Workspace
 from svoo.core.layout import dense_rows, empty_rows, plain
 from svoo.core.plan import BlockPlan
-from svoo.core.terms import compensated
-from svoo.kernels.cpp import bindings, why_no_cpp
+from svoo.core.terms import MeanTerms, compensated
+from svoo.kernels.cpp import NEEDS, bindings, why_no_cpp
 
 
 class CppBackend:
@@ -20,13 +22,13 @@ class CppBackend:
     """
 
     name = "cpp"
-    workspace_bytes = 0
+    needs = replace(NEEDS, terms=(MeanTerms,))
 
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
         """Return what the kernel needs and does not have."""
         if plan.keep.device != query.device:
             return f"needs a plan on {query.device}, got one on {plan.keep.device}"
-        return why_no_far_terms(plan) or why_no_cpp(query)
+        return self.needs.why_not(query, plan.terms) or why_no_cpp(query)
 
     def run(
         self,
@@ -37,6 +39,7 @@ class CppBackend:
         *,
         scale: float,
         return_lse: bool,
+        workspace: Workspace,  # noqa: ARG002 (keeps nothing)
     ) -> Attention:
         """Attend in one kernel that finds the tokens itself; threads share out the queries."""
         batch, heads, queries, size = query.shape

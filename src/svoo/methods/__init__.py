@@ -12,6 +12,7 @@ from svoo.methods.dense import DenseConfig
 from svoo.methods.draft import DraftAttentionConfig
 from svoo.methods.rainfusion import RainFusionConfig
 from svoo.methods.rainfusion2 import RainFusion2Config
+from svoo.methods.svg2 import SVG2Config
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.methods.vsa import VSAConfig
 
@@ -82,6 +83,13 @@ METHODS: tuple[MethodRow, ...] = (
         AdaSpaConfig,
         "AdaSpa, arXiv 2502.21079",
         "the best blocks of exact attention at two steps",
+        "dropped",
+    ),
+    MethodRow(
+        "svg2",
+        SVG2Config,
+        "Sparse VideoGen2, arXiv 2505.18875",
+        "blocks of k-means clusters that cover a mass",
         "dropped",
     ),
 )

@@ -9,7 +9,7 @@ from tools.training.build import make_text_encoder, make_tokenizer, make_transfo
 from tools.training.codes import Statistics
 from tools.training.curriculum import Kind
 from tools.training.guides import Guides
-from tools.training.measure import Probe, clean_first, even_frames, measure, sample
+from tools.training.measure import Probe, clean_first, decode, even_frames, measure, sample
 
 STATISTICS = Statistics(torch.zeros(1, 16, 1, 1, 1), torch.ones(1, 16, 1, 1, 1))
 
@@ -69,6 +69,21 @@ def test_prompts_are_measured_and_shown(
         found = measure(parts, make_tokenizer(), vae, STATISTICS, kind, strip)
         assert set(found) == questions
         assert strip.exists()
+    given = measure(parts, make_tokenizer(), vae, STATISTICS, kind, from_image=True)
+    assert set(given) == questions
+
+
+def test_left_out_frames_are_not_taken_for_neighbours() -> None:
+    torch.manual_seed(0)
+    vae = make_vae().eval()
+    codes = torch.randn(2, 16, 4, 2, 3)
+    with torch.no_grad():
+        clips = decode(vae, STATISTICS, codes)
+        alone = decode(vae, STATISTICS, codes[1:, :, 2:3])
+        whole = decode(vae, STATISTICS, torch.randn(1, 16, 13, 2, 3))
+    assert clips.shape == (2, 4, 3, 16, 24)
+    torch.testing.assert_close(clips[1, 2], alone[0, 0])
+    assert whole.shape == (1, 49, 3, 16, 24)
 
 
 def test_the_probe_compares_right_and_wrong_words(
