@@ -16,6 +16,7 @@ NAMES = [row.name for row in svoo.available_methods() if row.name != "dense"]
 SMALL: dict[str, dict[str, Any]] = {
     "svoo": {"query_clusters": 4, "key_clusters": 8, "mass": 0.5},
     "svg2": {"query_clusters": 6000, "key_clusters": 12000, "mass": 0.5},
+    "sta": {"tile": (1, 2, 2), "windows": (1, 1, 1)},
     "draft": {"sparsity": 0.7, "pool": (2, 2), "dense_sigma": 1.0},
     "vsa": {"sparsity": 0.6, "tile": (2, 2, 2)},
     "bsa": {"mass": 0.3, "least": 2, "tile": (2, 2, 2)},

@@ -12,6 +12,7 @@ from svoo.methods.dense import DenseConfig
 from svoo.methods.draft import DraftAttentionConfig
 from svoo.methods.rainfusion import RainFusionConfig
 from svoo.methods.rainfusion2 import RainFusion2Config
+from svoo.methods.sta import STAConfig
 from svoo.methods.svg2 import SVG2Config
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.methods.vsa import VSAConfig
@@ -40,6 +41,13 @@ METHODS: tuple[MethodRow, ...] = (
         "SVOO, ICML 2026",
         "blocks of clusters, as many as each head needs",
         "one term per left-out block",
+    ),
+    MethodRow(
+        "sta",
+        STAConfig,
+        "Sliding Tile Attention, arXiv 2502.04507",
+        "a window of 3-D tiles, per step, layer and head",
+        "dropped",
     ),
     MethodRow(
         "draft",
