@@ -23,6 +23,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "rainfusion": {"block": 4},
     "rainfusion2": {"block": 4},
     "adaspa": {"block": 4},
+    "svg-ear": {"query_clusters": 6000, "key_clusters": 12000, "mass": 0.5},
 }
 
 

@@ -14,6 +14,7 @@ from svoo.methods.rainfusion import RainFusionConfig
 from svoo.methods.rainfusion2 import RainFusion2Config
 from svoo.methods.sta import STAConfig
 from svoo.methods.svg2 import SVG2Config
+from svoo.methods.svg_ear import SVGEARConfig
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.methods.vsa import VSAConfig
 
@@ -99,6 +100,13 @@ METHODS: tuple[MethodRow, ...] = (
         "Sparse VideoGen2, arXiv 2505.18875",
         "blocks of k-means clusters that cover a mass",
         "dropped",
+    ),
+    MethodRow(
+        "svg-ear",
+        SVGEARConfig,
+        "SVG-EAR, arXiv 2603.08982",
+        "blocks of k-means clusters with the largest error",
+        "one term per left-out block",
     ),
 )
 PRESETS = ("paper", "release")  # SVOO's, accepted as names of methods
