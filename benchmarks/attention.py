@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from svoo import BlockPlan, SVOOConfig, required_density, run_plan, sparse_attention
+from svoo import BlockPlan, MeanTerms, SVOOConfig, required_density, run_plan, sparse_attention
 from svoo.core.clustering import default_clusters
 from svoo.core.random import seeded
 
@@ -50,8 +50,9 @@ def even_plan(
         shuffled = torch.rand(1, heads, tokens, generator=generator).argsort(dim=-1)
         return shuffled * blocks // tokens
 
-    marked = torch.ones(1, heads, key_blocks, dtype=torch.bool) if compensate else None
-    return BlockPlan.from_labels(labels(query_blocks), labels(key_blocks), keep, marked)
+    marked = torch.ones(1, heads, key_blocks, dtype=torch.bool)
+    terms = MeanTerms(marked) if compensate else None
+    return BlockPlan.from_labels(labels(query_blocks), labels(key_blocks), keep, terms)
 
 
 def random_tokens(tokens: int, heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from svoo import BlockPlan, Profile
+from svoo import BlockPlan, FarTerms, GroupTerms, MeanTerms, Profile
 from svoo.profiles.profile import flow_sigmas
 
 
@@ -31,14 +33,21 @@ def far_apart(tokens: Tensor) -> Tensor:
     return apart.copy_(tokens)
 
 
+def map_tensors(thing: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a plan, or terms, with all tensors changed; what was None stays so."""
+    if isinstance(thing, Tensor):
+        return change(thing)
+    if not is_dataclass(thing):
+        return thing
+    parts = {field.name: getattr(thing, field.name) for field in fields(thing)}
+    changed = {name: map_tensors(part, change) for name, part in parts.items()}
+    return replace(thing, **changed)  # type: ignore[type-var]
+
+
 def plan_on(device: torch.device, plan: BlockPlan) -> BlockPlan:
     """Return a plan with its tensors on another device."""
-    moved = {
-        field.name: value.to(device)
-        for field in fields(plan)
-        if isinstance(value := getattr(plan, field.name), Tensor)
-    }
-    return replace(plan, **moved)  # type: ignore[arg-type]  # `check` is not among them
+    moved: BlockPlan = map_tensors(plan, lambda tensor: tensor.to(device))
+    return moved
 
 
 @dataclass(frozen=True)
@@ -81,11 +90,39 @@ class Case:
         keep.scatter_(
             3, sizes.argmax(dim=-1).view(*lead, 1, 1).expand(*lead, self.query_blocks, 1), True
         )
-        marked = torch.rand(sizes.shape, generator=generator) < 0.8 if compensate else None
-        plan = BlockPlan.from_labels(query_labels, key_labels, keep, marked)
+        marked = torch.rand(sizes.shape, generator=generator) < 0.8
+        terms = MeanTerms(marked) if compensate else None
+        plan = BlockPlan.from_labels(query_labels, key_labels, keep, terms)
         if ordered:
             return plan
-        return BlockPlan(None, None, plan.query_sizes, plan.key_sizes, keep, marked)
+        return BlockPlan(None, None, plan.query_sizes, plan.key_sizes, keep, terms)
+
+    def far_plan(
+        self, *, groups: int = 0, ordered: bool = True, dtype: torch.dtype = torch.float32
+    ) -> BlockPlan:
+        """A random plan with far terms; some add nothing, and what is not read is NaN."""
+        plan = self.plan(compensate=False, ordered=ordered)
+        generator = chance(self.seed + 4)
+        middle = ~plan.keep & (torch.rand(plan.keep.shape, generator=generator) < 0.7)
+        bias, value = self._far_rows(middle, generator, dtype)
+        terms = FarTerms(middle, bias, value)
+        value.masked_fill_(~terms.enters(plan.key_sizes).unsqueeze(-1), torch.nan)
+        if groups:
+            all_read = torch.ones(*plan.keep.shape[:3], groups, dtype=torch.bool)
+            group_bias, group_value = self._far_rows(all_read, generator, dtype)
+            group_key = self._far_rows(all_read, generator, dtype)[1]
+            for rows in (group_key, group_value):
+                rows.masked_fill_((group_bias == -torch.inf).unsqueeze(-1), torch.nan)
+            terms = replace(terms, groups=GroupTerms(group_bias, group_key, group_value))
+        return replace(plan, terms=terms)
+
+    def _far_rows(
+        self, read: Tensor, generator: torch.Generator, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        bias = torch.randn(read.shape, generator=generator) + 1
+        bias.masked_fill_(torch.rand(read.shape, generator=generator) < 0.1, -torch.inf)
+        bias.masked_fill_(~read, torch.nan)
+        return bias, torch.randn(*read.shape, self.size, generator=generator).to(dtype)
 
 
 @st.composite

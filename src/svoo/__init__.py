@@ -13,8 +13,9 @@ from svoo.catalogue import models
 from svoo.core.clustering import co_cluster
 from svoo.core.density import required_density
 from svoo.core.layout import VideoLayout
-from svoo.core.plan import BlockPlan
+from svoo.core.plan import BlockPlan, add_text
 from svoo.core.selection import select_blocks
+from svoo.core.terms import FarTerms, GroupTerms, MeanTerms
 from svoo.errors import SVOOError
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.methods.svoo.method import LabelState
@@ -28,11 +29,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "BlockPlan",
+    "FarTerms",
+    "GroupTerms",
     "LabelState",
+    "MeanTerms",
     "Profile",
     "SVOOConfig",
     "SVOOError",
     "VideoLayout",
+    "add_text",
     "apply",
     "co_cluster",
     "models",

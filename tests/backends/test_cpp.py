@@ -9,7 +9,7 @@ import pytest
 import torch
 from making import Case, plan_on
 
-from svoo import BlockPlan, run_plan
+from svoo import BlockPlan, MeanTerms, run_plan
 from svoo.errors import BackendUnavailableError
 from svoo.kernels.cpp import bindings
 from svoo.kernels.cpp.build import COMPILERS, INSTRUCTIONS, compile_library
@@ -68,14 +68,14 @@ def test_plans_and_tokens_of_any_layout() -> None:
     plan = case.plan(compensate=True)
     tokens = [tensor[:, :1].expand(-1, 3, -1, -1) for tensor in case.tokens()]
     assert plan.query_order is not None and plan.key_order is not None
-    assert plan.compensate is not None
+    assert isinstance(plan.terms, MeanTerms)
     odd = BlockPlan(
         plan.query_order.int(),
         plan.key_order.int(),
         plan.query_sizes.mT.contiguous().mT,
         plan.key_sizes.int(),
         plan.keep.mT.contiguous().mT,
-        plan.compensate.mT.contiguous().mT,
+        MeanTerms(plan.terms.compensate.mT.contiguous().mT),
         check=False,
     )
     query, key, value = tokens

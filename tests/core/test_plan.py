@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -5,10 +6,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from making import Case, cases, normal
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from svoo import BlockPlan, VideoLayout, co_cluster, select_blocks
+from svoo import (
+    BlockPlan,
+    MeanTerms,
+    VideoLayout,
+    add_text,
+    co_cluster,
+    run_plan,
+    select_blocks,
+)
+from svoo.backends import BACKENDS
+from svoo.core import plan as plan_module
 from svoo.core.plan import plan_from_clusters
-from svoo.errors import PlanError
+from svoo.errors import PlanError, ShapeError
+
+backends_by_name = {backend.name: backend for backend in BACKENDS}
 
 
 def good(**changes: Any) -> dict[str, Any]:
@@ -86,7 +102,10 @@ def test_permute_and_restore_are_exact_inverses(case: Case) -> None:
         ({"keep": torch.ones(1, 2, 2, 3)}, "keep must be bool"),
         ({"keep": torch.ones(2, 2, 3, dtype=torch.bool)}, "keep must be bool"),
         ({"query_sizes": torch.tensor([[[1, 3]]])}, r"query_sizes must be \[1, 2, 2\]"),
-        ({"compensate": torch.ones(1, 2, 2, dtype=torch.bool)}, r"compensate must be \[1, 2, 3\]"),
+        (
+            {"terms": MeanTerms(torch.ones(1, 2, 2, dtype=torch.bool))},
+            r"compensate must be \[1, 2, 3\]",
+        ),
         ({"key_order": torch.arange(5)}, r"key_order must be \[1, 2, tokens\]"),
         (
             {"key_sizes": torch.tensor([[[2, 0, 3], [1, 3, 1]]]).int()},
@@ -159,7 +178,7 @@ def test_text_and_padding_blocks(text_first: bool) -> None:
         plan.query_sizes,
         plan.key_sizes,
         plan.keep,
-        plan.compensate,
+        plan.terms,
     )
     bare = plan_from_clusters(clusters, keep, compensate=True).to_dense_mask()
     mask = plan.to_dense_mask()
@@ -173,8 +192,9 @@ def test_text_and_padding_blocks(text_first: bool) -> None:
     assert bool(mask[:, :, text, video].all())  # text sees all video
     real = [mask[0].float().mean(dim=(1, 2)), _without(mask[1], padding).float().mean(dim=(1, 2))]
     torch.testing.assert_close(plan.density(torch.tensor([0, 3])), torch.stack(real))
-    assert plan.compensate is not None
-    assert not bool(plan.compensate[:, :, -2:].any())  # neither text nor padding ever is
+    assert isinstance(plan.terms, MeanTerms)
+    added = plan.terms.compensate[:, :, :2] if text_first else plan.terms.compensate[:, :, -2:]
+    assert not bool(added.any())  # neither text nor padding ever is
 
 
 def _without(mask: torch.Tensor, tokens: list[int]) -> torch.Tensor:
@@ -188,4 +208,117 @@ def test_without_text_the_layout_changes_nothing() -> None:
     plain = plan_from_clusters(clusters, keep, compensate=False)
     same = plan_from_clusters(clusters, keep, compensate=False, layout=VideoLayout(2, 3, 4))
     assert torch.equal(plain.to_dense_mask(), same.to_dense_mask())
-    assert plain.compensate is None
+    assert plain.terms is None
+
+
+def all_plans(case: Case, *, ordered: bool) -> list[BlockPlan]:
+    plain, mean = (
+        case.plan(compensate=with_terms, ordered=ordered) for with_terms in (False, True)
+    )
+    return [plain, mean, *(case.far_plan(groups=count, ordered=ordered) for count in (0, 2))]
+
+
+@given(
+    frames=st.integers(1, 3),
+    text=st.integers(0, 4),
+    text_first=st.booleans(),
+    ordered=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_any_plan_takes_text_and_padding(
+    frames: int, text: int, text_first: bool, ordered: bool, seed: int
+) -> None:
+    """With text a token sees what it saw of the video, all real text and no padding."""
+    valid = torch.tensor([text, seed % (text + 1)])
+    layout = VideoLayout(frames, 2, 3, text, text_first, valid)
+    video = layout.video
+    case = Case(2, 2, video, video, 4, min(3, video), min(4, video), seed)
+    query, key, value = (normal(2, 2, layout.tokens, 4, seed=seed + i) for i in range(3))
+    for plan in all_plans(case, ordered=ordered):
+        whole = add_text(plan, layout)
+        checked = replace(whole, check=True)
+        assert (checked.query_tokens, checked.key_tokens) == (layout.tokens, layout.tokens)
+        if not ordered:
+            assert whole.query_order is whole.key_order is None
+        mask, bare = whole.to_dense_mask(), plan.to_dense_mask()
+        real = layout.real_tokens()
+        assert real is not None
+        inside = slice(layout.video_start, layout.video_start + video)
+        expected = real[:, None, None].expand(mask.shape).clone()
+        expected[:, :, inside, inside] = bare
+        assert torch.equal(mask, expected)
+        # Real text as keys of its own: the same softmax over the video plan's rows and these.
+        output = run_plan(query, key, value, whole, backend="reference", return_lse=True)
+        parts = (layout.video_part(query), layout.video_part(key), layout.video_part(value))
+        alone = run_plan(*parts, plan, backend="reference", return_lse=True)
+        assert alone.lse is not None
+        logits = (query @ key.mT / 2).masked_fill(~real[:, None, None], -torch.inf)
+        logits[:, :, inside, inside] = -torch.inf
+        logits = torch.cat((logits[:, :, inside], alone.lse.unsqueeze(-1)), dim=-1)
+        weights = logits.softmax(dim=-1)
+        merged = weights[..., :-1] @ value + weights[..., -1:] * alone.output
+        torch.testing.assert_close(output.output[:, :, inside], merged, atol=1e-5, rtol=1e-5)
+
+
+def test_a_plan_of_other_tokens_takes_no_text() -> None:
+    plan = Case(1, 1, 24, 23, 4, 2, 3, seed=0).plan(compensate=False)
+    with pytest.raises(PlanError, match="2 x 3 x 4 = 24 video tokens, the plan 24 .* and 23 keys"):
+        add_text(plan, VideoLayout(2, 3, 4, text=5))
+    plan = Case(1, 1, 24, 24, 4, 2, 3, seed=0).plan(compensate=False)
+    with pytest.raises(ShapeError, match="valid_text must be between 0 and the 5"):
+        add_text(plan, VideoLayout(2, 3, 4, text=5, valid_text=torch.tensor([6])))
+    with pytest.raises(ShapeError, match=r"valid_text must be \[1\]"):
+        add_text(plan, VideoLayout(2, 3, 4, text=5, valid_text=torch.tensor([1, 2])))
+
+
+def test_nothing_waits_for_the_device_when_token_counts_are_given() -> None:
+    """A fake tensor has no numbers: reading one is an error, as waiting for a device would be."""
+    with FakeTensorMode():
+        sizes = torch.ones(1, 2, 3, dtype=torch.int64)
+        keep = torch.ones(1, 2, 3, 3, dtype=torch.bool)
+        valid = torch.ones(1, dtype=torch.int64)
+        layout = VideoLayout(1, 1, 3, text=2, valid_text=valid)
+        plan = BlockPlan(None, None, sizes, sizes, keep, check=False, query_tokens=3, key_tokens=3)
+        whole = add_text(plan, layout, check=False)
+        assert whole.key_tokens == 5 and whole.query_blocks().shape == (1, 2, 5)
+        assert whole.density(layout.padding).shape == (1, 2)
+        with pytest.raises(DataDependentOutputException):
+            BlockPlan(None, None, sizes, sizes, keep, check=False)
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """A device like Apple's: no operation takes or gives float64."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves((args, kwargs, result)):
+            refused = isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64
+            assert not refused, f"{func} in float64"
+        return result
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_no_float64(ordered: bool) -> None:
+    layout = VideoLayout(2, 3, 4, text=3, valid_text=torch.tensor([3, 1]))
+    case = Case(2, 2, 24, 24, 8, 3, 4, seed=1)
+    query, key, value = (normal(2, 2, 27, 8, seed=seed) for seed in range(3))
+    video = all_plans(case, ordered=ordered)
+    with WithoutFloat64():  # type: ignore[no-untyped-call]
+        for plan in video:
+            whole = replace(add_text(plan, layout), check=True)
+            whole.density(layout.padding)
+            for backend in ("reference", "blocked"):
+                if backends_by_name[backend].why_not(query, whole) is None:
+                    run_plan(query, key, value, whole, backend=backend, return_lse=True)
+        with pytest.raises(AssertionError, match="in float64"):
+            query.double()
+
+
+def test_kept_keys_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Case(2, 3, 40, 50, 4, 6, 9, seed=2).plan(compensate=False)
+    exact = (plan.keep.double() @ plan.key_sizes.double().unsqueeze(-1)).squeeze(-1).long()
+    assert torch.equal(plan.kept_keys(), exact)
+    monkeypatch.setattr(plan_module, "_CHUNK", 100)
+    assert torch.equal(plan.kept_keys(), exact)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from svoo.backends import BACKENDS, resolve
 from svoo.core.plan import BlockPlan
+from svoo.core.terms import MeanTerms
 
 OPTIONAL = {
     "diffusers": "the plug-in: svoo.apply, svoo generate",
@@ -87,4 +88,5 @@ def _call(
     query = torch.zeros(1, 1, 2, size, dtype=dtype, device=device)
     sizes = torch.ones(1, 1, 2, dtype=torch.int64, device=device)
     keep = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device)
-    return query, BlockPlan(None, None, sizes, sizes, keep, keep[:, :, 0] if compensate else None)
+    terms = MeanTerms(keep[:, :, 0]) if compensate else None
+    return query, BlockPlan(None, None, sizes, sizes, keep, terms)

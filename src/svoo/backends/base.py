@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from svoo.core.plan import BlockPlan
+from svoo.core.terms import FarTerms
 
 
 class Attention(NamedTuple):
@@ -18,6 +19,11 @@ class Attention(NamedTuple):
 
     output: Tensor
     lse: Tensor | None
+
+
+def why_no_far_terms(plan: BlockPlan) -> str | None:
+    """Return the refusal of backends that run no far terms, None for other plans."""
+    return "has no far terms" if isinstance(plan.terms, FarTerms) else None
 
 
 class Backend(Protocol):

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from svoo.backends.base import Attention
+from svoo.backends.base import Attention, why_no_far_terms
 from svoo.core.plan import BlockPlan
+from svoo.core.terms import compensated
 from svoo.core.validate import accumulation_dtype
 from svoo.kernels.cpp.threads import find_threads
 
@@ -33,9 +34,9 @@ class BlockedBackend:
         """Take no memory yet."""
         self._spare: list[_Space] = []
 
-    def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:  # noqa: ARG002 (never refuses)
-        """Return None: torch is all it needs."""
-        return None
+    def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:  # noqa: ARG002 (any tokens)
+        """Return the one thing that it has not: torch is all it needs."""
+        return why_no_far_terms(plan)
 
     @property
     def workspace_bytes(self) -> int:
@@ -73,7 +74,7 @@ class BlockedBackend:
         It is kept because new pages cost a tenth of a call; only the last call's, and only on the
         CPU.
         """
-        means = 0 if plan.compensate is None else plan.keep.shape[3]
+        means = 0 if plan.terms is None else plan.keep.shape[3]
         shape = key.shape, means, workers, key.dtype, key.device
         try:
             space = self._spare.pop()
@@ -131,7 +132,7 @@ class _Head:
         self.unfinished = 0  # query blocks still to attend
         self.keep, self.sizes = plan.keep[place], plan.key_sizes[place]
         # These wait for the device: the sizes of the blocks steer the loop.
-        self.counts: list[int] = (self.keep.double() @ self.sizes.double()).long().tolist()
+        self.counts: list[int] = torch.where(self.keep, self.sizes, 0).sum(dim=-1).tolist()
         self.query_sizes: list[int] = plan.query_sizes[place].tolist()
         copied = (self.means + count for count in self.counts if count < self.tokens)
         self.most_rows = max(copied, default=0)
@@ -150,9 +151,10 @@ class _Head:
                 target.copy_(tokens)
             else:
                 torch.index_select(tokens, 2, plan.key_order[place], out=target)
-        if plan.compensate is not None:
+        marked = compensated(plan.terms)
+        if marked is not None:
             self._average()
-            enters = plan.compensate[place] & (self.sizes > 0) & ~self.keep
+            enters = marked[place] & (self.sizes > 0) & ~self.keep
             logs = self.sizes.to(accumulation_dtype(source)).log()
             biases = torch.where(enters, logs, -torch.inf).to(source.dtype)
             self.biases: Sequence[Tensor] = biases.unbind()

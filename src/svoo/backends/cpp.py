@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from svoo.backends.base import Attention
+from svoo.backends.base import Attention, why_no_far_terms
 from svoo.core.layout import dense_rows
 from svoo.core.plan import BlockPlan
+from svoo.core.terms import compensated
 from svoo.kernels.cpp import bindings, why_no_cpp
 
 
@@ -25,7 +26,7 @@ class CppBackend:
         """Return what the kernel needs and does not have."""
         if plan.keep.device != query.device:
             return f"needs a plan on {query.device}, got one on {plan.keep.device}"
-        return why_no_cpp(query)
+        return why_no_far_terms(plan) or why_no_cpp(query)
 
     def run(
         self,
@@ -42,17 +43,14 @@ class CppBackend:
         query, key, value = (dense_rows(tokens) for tokens in (query, key, value))
         output = torch.empty_like(query)
         lse = query.new_empty(query.shape[:3], dtype=torch.float32) if return_lse else None
-        means = None
-        if plan.compensate is not None:
+        means, marked = None, compensated(plan.terms)
+        if marked is not None:
             means = query.new_empty(*plan.key_sizes.shape, 2 * size + 1, dtype=torch.float32)
         indices = [  # held here, because a copy has to live as long as the call
             None if tensor is None else tensor.long().contiguous()
             for tensor in (plan.query_order, plan.key_order, plan.query_sizes, plan.key_sizes)
         ]
-        marks = [
-            None if tensor is None else tensor.contiguous()
-            for tensor in (plan.keep, plan.compensate)
-        ]
+        marks = [None if tensor is None else tensor.contiguous() for tensor in (plan.keep, marked)]
         call = bindings.Attention(
             *(bindings.point_to(tokens) for tokens in (query, key, value, output)),
             *(_address(tensor) for tensor in (lse, means, *indices, *marks)),

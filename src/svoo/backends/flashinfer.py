@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from svoo.backends.base import Attention
+from svoo.backends.base import Attention, why_no_far_terms
 from svoo.core.plan import BlockPlan
+from svoo.core.terms import compensated
 from svoo.kernels.triton import why_no_kernels
 
 HEAD_SIZES = (64, 128, 256)
@@ -46,7 +47,9 @@ class FlashInferBackend:
             return f"runs bfloat16 and float16, got {str(query.dtype).removeprefix('torch.')}"
         if query.shape[3] not in HEAD_SIZES:
             return f"runs head sizes {', '.join(map(str, HEAD_SIZES))}, got {query.shape[3]}"
-        if plan.compensate is not None and (reason := why_no_kernels(query)) is not None:
+        if (missing := why_no_far_terms(plan)) is not None:
+            return missing
+        if plan.terms is not None and (reason := why_no_kernels(query)) is not None:
             return f"has no compensation, and the kernel that would add it {reason}"
         return None
 
@@ -108,7 +111,7 @@ class FlashInferBackend:
             lses.append(lse * math.log(2))  # theirs is binary
         output = plan.restore_queries(torch.cat(outputs).view(query.shape))
         lse = plan.restore_queries(torch.cat(lses).view(query.shape[:3]))
-        if plan.compensate is not None:
+        if plan.terms is not None:
             output, lse = _add_compensation(output, lse, query, key, value, plan, scale)
         return Attention(output, lse if return_lse else None)
 
@@ -151,8 +154,11 @@ def _drop_empty(sizes: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
 
 def _parts(blocks: _Blocks) -> Iterator[slice]:
     """Give runs of heads whose lists of kept key tokens stay within bounds together."""
-    kept = blocks.keep.double() @ blocks.key_sizes.double().unsqueeze(-1)
-    lengths: list[int] = kept.sum(dim=(1, 2)).long().tolist()
+    # One head at a time: whole numbers are added, because no device multiplies them.
+    lengths = [
+        int(torch.where(keep, sizes, 0).sum())
+        for keep, sizes in zip(blocks.keep, blocks.key_sizes, strict=True)
+    ]
     start = length = 0
     for head, more in enumerate(lengths):
         if head > start and length + more > _LONGEST_LIST:
@@ -184,7 +190,7 @@ def _add_compensation(
         query_sizes=plan.query_sizes,
         key_sizes=plan.key_sizes,
         keep=plan.keep,
-        compensate=plan.compensate,
+        compensate=compensated(plan.terms),
         scale=scale,
         return_lse=True,
         only_compensation=True,

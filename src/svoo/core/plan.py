@@ -9,7 +9,11 @@ from torch import Tensor
 
 from svoo.core.clustering import CoClusters
 from svoo.core.layout import VideoLayout
+from svoo.core.plan_checks import check_labels, check_tensors, check_values
+from svoo.core.terms import FarTerms, MeanTerms, Terms, pad_terms
 from svoo.errors import PlanError
+
+_CHUNK = 1 << 22  # numbers held at a time while kept keys are counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,10 +22,12 @@ class BlockPlan:
 
     query_order `[B, H, N]`, key_order `[B, H, M]`: permuted[i] = tokens[order[i]]; None leaves
     them as they are. query_sizes `[B, H, Cq]`, key_sizes `[B, H, Ck]`: consecutive blocks of
-    permuted tokens; zeros allowed. keep `[B, H, Cq, Ck]` bool. compensate `[B, H, Ck]` bool or
-    None: the key blocks that enter the softmax of every query block that leaves them out as one
-    term, with their mean key, mean value and the logarithm of their size. `check=False` trusts the
+    permuted tokens; zeros allowed. keep `[B, H, Cq, Ck]` bool. `terms` say what stands for the
+    pairs that are left out: nothing (None), `MeanTerms`, or `FarTerms`. `check=False` trusts the
     maker and does not wait for the device.
+
+    `query_tokens`, `key_tokens` are N and M. Left at 0 they are taken from the orders; where there
+    is none the sizes are added up once, which waits for the device: give them where that matters.
     """
 
     query_order: Tensor | None
@@ -29,14 +35,22 @@ class BlockPlan:
     query_sizes: Tensor
     key_sizes: Tensor
     keep: Tensor
-    compensate: Tensor | None = None
+    terms: Terms | None = None
     check: bool = field(default=True, repr=False)
+    query_tokens: int = field(default=0, kw_only=True)
+    key_tokens: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse a plan that contradicts itself."""
+        """Count the tokens, and refuse a plan that contradicts itself."""
         if self.check:
-            self._check_shapes()
-            self._check_values()
+            check_tensors(self)
+        for side in ("query", "key"):
+            if not getattr(self, f"{side}_tokens"):
+                order, sizes = getattr(self, f"{side}_order"), getattr(self, f"{side}_sizes")
+                count = int(sizes[0, 0].sum()) if order is None else order.shape[-1]
+                object.__setattr__(self, f"{side}_tokens", count)
+        if self.check:
+            check_values(self)
 
     @classmethod
     def from_labels(
@@ -44,42 +58,33 @@ class BlockPlan:
         query_labels: Tensor,
         key_labels: Tensor,
         keep: Tensor,
-        compensate: Tensor | None = None,
+        terms: Terms | None = None,
         *,
         check: bool = True,
     ) -> BlockPlan:
         """Make a plan from block labels `[B, H, N]`, `[B, H, M]`; tokens of a block stay in their
         order."""
         if check:
-            _check_labels("query", query_labels, keep, blocks=keep.shape[2])
-            _check_labels("key", key_labels, keep, blocks=keep.shape[3])
+            check_labels("query", query_labels, keep, blocks=keep.shape[2])
+            check_labels("key", key_labels, keep, blocks=keep.shape[3])
         query_order, query_sizes = _sort_labels(query_labels, keep.shape[2])
         key_order, key_sizes = _sort_labels(key_labels, keep.shape[3])
-        return cls(query_order, key_order, query_sizes, key_sizes, keep, compensate, check)
-
-    @property
-    def query_tokens(self) -> int:
-        """N, from the order if there is one (a sum of sizes waits for the device)."""
-        if self.query_order is not None:
-            return self.query_order.shape[2]
-        return int(self.query_sizes[0, 0].sum())
-
-    @property
-    def key_tokens(self) -> int:
-        """M, from the order if there is one."""
-        if self.key_order is not None:
-            return self.key_order.shape[2]
-        return int(self.key_sizes[0, 0].sum())
+        return cls(query_order, key_order, query_sizes, key_sizes, keep, terms, check)
 
     def kept_keys(self) -> Tensor:
-        """Return how many key tokens each query block sees, `[B, H, Cq]` in float64: no device has
-        to multiply integers."""
-        kept = self.keep.double() @ self.key_sizes.double().unsqueeze(-1)
-        return kept.squeeze(-1)
+        """Return how many key tokens each query block sees, int64 `[B, H, Cq]`.
+
+        Whole numbers are added, not multiplied: a GPU has no products of integers, rounds those of
+        float32, and some devices have no float64.
+        """
+        sizes = self.key_sizes.int().unsqueeze(2)
+        batch, heads, _, key_blocks = self.keep.shape
+        rows = max(1, _CHUNK // (batch * heads * key_blocks))
+        counts = [torch.where(part, sizes, 0).sum(dim=-1) for part in self.keep.split(rows, dim=2)]
+        return torch.cat(counts, dim=2)
 
     def density(self, padding: Tensor | None = None) -> Tensor:
-        """Return the fraction of query-key pairs that is computed, `[B, H]`; compensated pairs do
-        not count.
+        """Return the fraction of query-key pairs that is computed, `[B, H]`; terms do not count.
 
         `padding` `[B]` counts padding tokens: never kept as keys and, as queries, part of the text
         block, which sees every real key. They are left out of both sides of the fraction.
@@ -90,7 +95,7 @@ class BlockPlan:
             padding = padding.to(keys).unsqueeze(-1)
             queries, keys = queries - padding, keys - padding
             pairs = pairs - padding * keys
-        return (pairs / (queries * keys)).float()
+        return pairs.float() / (queries * keys).float()
 
     def to_dense_mask(self) -> Tensor:
         """Return which pairs are computed in the original token order, bool `[B, H, N, M]`: for
@@ -104,11 +109,11 @@ class BlockPlan:
 
     def query_blocks(self) -> Tensor:
         """Return the block of every query token in the original order, `[B, H, N]`."""
-        return _blocks_of_tokens(self.query_sizes, self.query_order)
+        return _blocks_of_tokens(self.query_sizes, self.query_order, self.query_tokens)
 
     def key_blocks(self) -> Tensor:
         """Return the block of every key token in the original order, `[B, H, M]`."""
-        return _blocks_of_tokens(self.key_sizes, self.key_order)
+        return _blocks_of_tokens(self.key_sizes, self.key_order, self.key_tokens)
 
     def permute_queries(self, tokens: Tensor) -> Tensor:
         """Bring `[B, H, N, D]` into block order."""
@@ -136,126 +141,75 @@ class BlockPlan:
                 f"the tensors have batch, heads, query tokens, key tokens {list(expected)}, the "
                 f"plan is for {list(got)}"
             )
-
-    def _check_shapes(self) -> None:
-        if self.keep.ndim != 4 or self.keep.dtype != torch.bool:
-            raise PlanError(
-                f"keep must be bool [B, H, query blocks, key blocks], got {self.keep.dtype} "
-                f"{list(self.keep.shape)}"
-            )
-        batch, heads, query_blocks, key_blocks = self.keep.shape
-        expected = {
-            "query_sizes": (self.query_sizes, (batch, heads, query_blocks)),
-            "key_sizes": (self.key_sizes, (batch, heads, key_blocks)),
-        }
-        if self.compensate is not None:
-            expected["compensate"] = (self.compensate, (batch, heads, key_blocks))
-        for name, (tensor, shape) in expected.items():
-            if tensor.shape != shape:
+        terms = self.terms
+        if isinstance(terms, FarTerms):
+            fits = (terms.value.shape[4], terms.value.dtype) == (query.shape[3], query.dtype)
+            if not fits:
                 raise PlanError(
-                    f"{name} must be {list(shape)} to go with keep, got {list(tensor.shape)}"
+                    f"the tokens have head size {query.shape[3]} in {query.dtype}, the plan's "
+                    f"terms {terms.value.shape[4]} in {terms.value.dtype}"
                 )
-        if self.compensate is not None and self.compensate.dtype != torch.bool:
-            raise PlanError(f"compensate must be bool, got {self.compensate.dtype}")
-        for name in ("query_order", "key_order", "query_sizes", "key_sizes"):
-            numbers: Tensor | None = getattr(self, name)
-            if numbers is not None and numbers.dtype != torch.int64:
-                raise PlanError(f"{name} must be int64, got {numbers.dtype}: use {name}.long()")
-        for name, order in (("query_order", self.query_order), ("key_order", self.key_order)):
-            if order is not None and (order.ndim != 3 or order.shape[:2] != (batch, heads)):
-                raise PlanError(
-                    f"{name} must be [{batch}, {heads}, tokens], got {list(order.shape)}"
-                )
-
-    def _check_values(self) -> None:
-        sides = (
-            ("query", self.query_sizes, self.query_order),
-            ("key", self.key_sizes, self.key_order),
-        )
-        for name, sizes, order in sides:
-            if bool((sizes < 0).any()):
-                raise PlanError(f"{name}_sizes must not be negative, got {int(sizes.min())}")
-            totals = sizes.sum(dim=-1)
-            tokens = int(totals[0, 0]) if order is None else order.shape[2]
-            if not bool((totals == tokens).all()):
-                raise PlanError(
-                    f"{name}_sizes must sum to {tokens} tokens in every head, got sums "
-                    f"{int(totals.min())} to {int(totals.max())}"
-                )
-            if order is not None and not torch.equal(
-                order.sort(dim=-1).values,
-                torch.arange(tokens, device=order.device, dtype=order.dtype).expand_as(order),
-            ):
-                raise PlanError(
-                    f"{name}_order is not a permutation of 0 .. {tokens - 1} in every head"
-                )
-        blind = (self.kept_keys() == 0) & (self.query_sizes > 0)
-        if bool(blind.any()):
-            batch, head, block = blind.nonzero()[0].tolist()
-            raise PlanError(
-                f"query block {block} of batch {batch}, head {head} keeps no key token "
-                f"({int(blind.sum())} such blocks); every query block with tokens needs at least "
-                "one kept key block with tokens"
-            )
-
-
-def _check_labels(name: str, labels: Tensor, keep: Tensor, *, blocks: int) -> None:
-    if labels.ndim != 3 or labels.shape[:2] != keep.shape[:2] or labels.is_floating_point():
-        raise PlanError(
-            f"{name}_labels must be whole numbers [{keep.shape[0]}, {keep.shape[1]}, tokens] to "
-            f"go with keep, got {labels.dtype} {list(labels.shape)}"
-        )
-    lowest, highest = (int(extreme) for extreme in labels.aminmax())
-    if lowest < 0 or highest >= blocks:
-        raise PlanError(
-            f"{name}_labels must be from 0 to {blocks - 1}, the {name} blocks of keep, got "
-            f"{lowest} to {highest}"
-        )
 
 
 def plan_from_clusters(
     clusters: CoClusters, keep: Tensor, *, compensate: bool, layout: VideoLayout | None = None
 ) -> BlockPlan:
-    """Make a plan from clusters of the video tokens; text and padding join as blocks of their own.
-
-    Text: one query block and one key block, always kept, never compensated. Padding: a key block
-    that is never kept; as queries, padding joins the text block. keep is `[B, H, Cq, Ck]`.
-    """
-    marked = clusters.key.sizes > 0 if compensate else None
+    """Make a plan from clusters of the video tokens and keep `[B, H, Cq, Ck]`, with mean terms or
+    none, and the text and padding of a layout."""
+    terms = MeanTerms(clusters.key.sizes > 0) if compensate else None
     plan = BlockPlan.from_labels(
-        clusters.query.labels, clusters.key.labels, keep, marked, check=False
+        clusters.query.labels, clusters.key.labels, keep, terms, check=False
     )
-    if layout is None or layout.text == 0:
-        return plan
-    return _add_text(plan, layout)
+    return plan if layout is None else add_text(plan, layout, check=False)
 
 
-def _add_text(plan: BlockPlan, layout: VideoLayout) -> BlockPlan:
-    assert plan.query_order is not None and plan.key_order is not None  # made from labels
+def add_text(plan: BlockPlan, layout: VideoLayout, *, check: bool = True) -> BlockPlan:
+    """Return a plan of the video tokens with the layout's text and padding as further blocks.
+
+    Text: one query block and one key block, always kept, without terms. Padding: a key block that
+    is never kept; as queries, padding joins the text block. They stand behind the video's blocks,
+    or in front of them if the text comes first, so tokens without an order stay without one.
+    `check` looks at the counts of real text, which waits for the device.
+    """
+    if (plan.query_tokens, plan.key_tokens) != (layout.video, layout.video):
+        raise PlanError(
+            f"the layout has {layout.frames} x {layout.height} x {layout.width} = {layout.video} "
+            f"video tokens, the plan {plan.query_tokens} queries and {plan.key_tokens} keys: make "
+            "it for the video tokens alone"
+        )
     batch, heads = plan.keep.shape[:2]
-    device = plan.keep.device
-    text_places = torch.arange(layout.text, device=device) + layout.text_start
-    text_order = text_places.expand(batch, heads, layout.text)
-    total = torch.full((batch,), layout.text, device=device)
+    layout.check(batch, layout.tokens, values=check)
+    if layout.text == 0:
+        return plan
+
+    def join(video: Tensor, text: Tensor, axis: int) -> Tensor:
+        return torch.cat((text, video) if layout.text_first else (video, text), dim=axis)
+
+    def join_order(order: Tensor | None) -> Tensor | None:
+        if order is None:
+            return None
+        text = torch.arange(layout.text, device=order.device) + layout.text_start
+        return join(order + layout.video_start, text.expand(batch, heads, layout.text), 2)
+
+    total = plan.query_sizes.new_full((batch,), layout.text)
     valid = total
     if layout.valid_text is not None:  # a count that does not fit must not reach a kernel
         valid = layout.valid_text.to(total).clamp(0, layout.text)
-    # Key blocks: video clusters, text, padding. Query blocks: video clusters, text with padding.
     text_sizes = torch.stack((valid, total - valid), dim=-1).unsqueeze(1).expand(batch, heads, 2)
-    keep = torch.cat((plan.keep, plan.keep.new_ones(batch, heads, 1, plan.keep.shape[3])), dim=2)
+    keep = join(plan.keep, plan.keep.new_ones(batch, heads, 1, plan.keep.shape[3]), 2)
     sees_text = keep.new_ones(batch, heads, keep.shape[2], 1)
-    keep = torch.cat((keep, sees_text, ~sees_text), dim=3)
-    compensate = plan.compensate
-    if compensate is not None:
-        compensate = torch.cat((compensate, compensate.new_zeros(batch, heads, 2)), dim=2)
+    keep = join(keep, torch.cat((sees_text, ~sees_text), dim=3), 3)
+    more = ((1, 0), (2, 0)) if layout.text_first else ((0, 1), (0, 2))
     return BlockPlan(
-        torch.cat((plan.query_order + layout.video_start, text_order), dim=2),
-        torch.cat((plan.key_order + layout.video_start, text_order), dim=2),
-        torch.cat((plan.query_sizes, total.view(batch, 1, 1).expand(batch, heads, 1)), dim=2),
-        torch.cat((plan.key_sizes, text_sizes), dim=2),
+        join_order(plan.query_order),
+        join_order(plan.key_order),
+        join(plan.query_sizes, total.view(batch, 1, 1).expand(batch, heads, 1), 2),
+        join(plan.key_sizes, text_sizes, 2),
         keep,
-        compensate,
+        pad_terms(plan.terms, *more),
         check=False,
+        query_tokens=layout.tokens,
+        key_tokens=layout.tokens,
     )
 
 
@@ -272,8 +226,7 @@ def _sort_labels(labels: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
     return order, sizes.scatter_add_(2, labels.long(), torch.ones_like(labels, dtype=torch.int64))
 
 
-def _blocks_of_tokens(sizes: Tensor, order: Tensor | None) -> Tensor:
-    tokens = int(sizes[0, 0].sum())
+def _blocks_of_tokens(sizes: Tensor, order: Tensor | None, tokens: int) -> Tensor:
     ends = sizes.cumsum(dim=-1)
     places = torch.arange(tokens, device=sizes.device).expand(*sizes.shape[:2], tokens)
     blocks = torch.searchsorted(ends, places.contiguous(), right=True)

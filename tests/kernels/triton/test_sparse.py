@@ -9,7 +9,8 @@ from torch import Tensor
 
 from svoo import BlockPlan, run_plan
 from svoo.backends import Attention, reference
-from svoo.backends.reference import _block_means as block_means
+from svoo.backends.reference import block_means
+from svoo.core.terms import compensated
 from svoo.kernels.triton.ranges import cut, keep_pieces
 from svoo.kernels.triton.sparse import _longest_first, sparse_attention
 from svoo.kernels.triton.tiles import Tile
@@ -38,7 +39,7 @@ def attend(
         query_sizes=plan.query_sizes,
         key_sizes=plan.key_sizes,
         keep=plan.keep,
-        compensate=plan.compensate,
+        compensate=compensated(plan.terms),
         scale=scale,
         return_lse=True,
         only_compensation=only_compensation,
@@ -56,7 +57,7 @@ def exact(tokens: tuple[Tensor, Tensor, Tensor], plan: BlockPlan, scale: float) 
     def rounded_means(wide: Tensor, plan: BlockPlan) -> Tensor:
         return block_means(wide, plan).to(tokens[0].dtype).double()
 
-    with patch.object(reference, "_block_means", rounded_means):
+    with patch.object(reference, "block_means", rounded_means):
         return run_plan(query, key, value, plan, backend="reference", scale=scale, return_lse=True)
 
 
@@ -128,7 +129,7 @@ def test_compensation_of_nothing(kernel_device: torch.device) -> None:
     case = Case(1, 1, 20, 30, 32, 2, 3, seed=0)
     plan = case.plan(compensate=True)
     everything = BlockPlan(
-        None, None, plan.query_sizes, plan.key_sizes, torch.ones_like(plan.keep), plan.compensate
+        None, None, plan.query_sizes, plan.key_sizes, torch.ones_like(plan.keep), plan.terms
     )
     output, lse = attend(case.tokens(), everything, kernel_device, only_compensation=True)
     assert output.unique().tolist() == [0.0]
