@@ -45,10 +45,11 @@ def test_another_source_or_processor_is_another_file(
     names = {library._fingerprint(flags) for flags in ((), ("-mavx2",))}
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
     names.add(library._fingerprint(()))
-    (tmp_path / "other.cpp").write_text("int x;")
-    monkeypatch.setattr(library, "SOURCE", tmp_path / "other.cpp")
-    names.add(library._fingerprint(()))
-    assert len(names) == 4
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    for name in ("kernels.cpp", "vectors.h"):
+        (tmp_path / name).write_text("int x;")
+        names.add(library._fingerprint(()))
+    assert len(names) == 5
 
 
 def test_without_a_compiler_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

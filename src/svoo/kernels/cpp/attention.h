@@ -44,11 +44,11 @@ void pack_block(
         const Number *value = call.value.row<Number>(b, h, token);
         pack_key<Products>(key, size, packed.padded, packed.key(row));
         pack_value(value, size, packed.padded, packed.value(row));
-        if (!call.compensate) continue;
-        add_row(key, size, mean);
-        add_row(value, size, mean + size);
+        if (call.compensate || call.middle) add_row(key, size, mean);
+        if (call.compensate) add_row(value, size, mean + size);
     }
     for (int64_t d = 0; d < 2 * size; d++) mean[d] /= rows ? rows : 1;
+    if (call.middle) round_row<Number>(mean, size);  // as whoever made the biases did
     pack_key<Products>(mean, size, packed.padded, packed.key(call.keys + block));
     pack_value(mean + size, size, packed.padded, packed.value(call.keys + block));
 }
@@ -67,7 +67,7 @@ void pack(Attention &call) {
         const int64_t rows = call.key_sizes[pair * call.key_blocks + block];
         if (block == 0) start = 0;
         if (i == next) {
-            if (call.round_products)
+            if (HAS_BFLOAT16_PRODUCTS && call.round_products)
                 pack_block<Number, BFloat16Products>(call, pair, block, start, rows, mean.get());
             else pack_block<Number, Float32Products>(call, pair, block, start, rows, mean.get());
             next = call.next_block++;
@@ -106,6 +106,8 @@ public:
             });
         add_tokens();
         if (call.compensate) add_means();
+        if (call.middle)
+            for (int i = 0; i < used; i++) add_far(i);
         for (int i = 0; i < used; i++) finish(i);
         drop();
     }
@@ -161,6 +163,25 @@ private:
         }
     }
 
+    // The terms of the blocks that a query block has in the middle, and of its groups.
+    void add_far(int i) {
+        const Packed<Products> packed(call, pair);
+        const int64_t block = pair * call.query_blocks + pieces[i].block, size = call.size;
+        for (int64_t j = 0; j < call.key_blocks; j++) {
+            const int64_t index = block * call.key_blocks + j;
+            if (!call.middle[index] || !call.key_sizes[pair * call.key_blocks + j]) continue;
+            if (call.bias[index] == -INFINITY) continue;
+            const Number *value = static_cast<const Number *>(call.far_values) + index * size;
+            segment.add_value(i, packed.key(call.keys + j), value, call.bias[index] * LOG2_E);
+        }
+        for (int64_t index = block * call.groups; index < (block + 1) * call.groups; index++) {
+            if (call.group_bias[index] == -INFINITY) continue;
+            const Number *key = static_cast<const Number *>(call.group_keys) + index * size;
+            const Number *value = static_cast<const Number *>(call.group_values) + index * size;
+            segment.add_copy(i, key, value, call.group_bias[index] * LOG2_E);
+        }
+    }
+
     void finish(int i) {
         segment.finish(i, pieces[i].count, [&](int q) {
             return call.output.row<Number>(batch(), head(), query_token(i, q));
@@ -205,7 +226,9 @@ void attend_as(Attention &call) {
 template <typename Number>
 void attend(Attention &call) {
     with_size(call.size, [&](auto size) {
-        if (call.round_products) attend_as<Number, size.value, Float32Products>(call);
-        else attend_as<Number, size.value, Float32Products>(call);
+        constexpr int SIZE = size.value;
+        if constexpr (HAS_BFLOAT16_PRODUCTS)
+            if (call.round_products) return attend_as<Number, SIZE, BFloat16Products>(call);
+        attend_as<Number, SIZE, Float32Products>(call);
     });
 }

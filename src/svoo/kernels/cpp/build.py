@@ -18,15 +18,17 @@ import torch
 from svoo.errors import BackendUnavailableError
 from svoo.storage import cache_folder
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+FOLDER = Path(__file__).parent
+SOURCE = "kernels.cpp"  # which includes the headers beside it
 COMPILERS = ("c++", "g++", "clang++")
 # By what torch found the processor to have; any other gets the compiler's usual instructions.
 INSTRUCTIONS = {
     "AVX512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
     "AVX2": ("-mavx2", "-mfma"),
 }
-OPTIONS = ("-std=c++17", "-O3", "-shared", "-fPIC")
-_LONGEST = 300  # seconds that compiling may take; one is usual
+PAIRS = ("avx512_bf16", "-mavx512bf16")  # as Linux names it, and the compiler
+OPTIONS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden")
+_LONGEST = 300  # seconds that compiling may take; ten are usual
 
 
 @cache
@@ -42,7 +44,7 @@ def why_no_library() -> str | None:
 @cache
 def load_library() -> ctypes.CDLL:
     """Return the library for this processor; compile it if no earlier run has."""
-    flags = INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), ())
+    flags = find_flags()
     try:
         path = cache_folder() / "cpp" / f"{_fingerprint(flags)}.so"
         if not path.exists():
@@ -53,6 +55,16 @@ def load_library() -> ctypes.CDLL:
         if isinstance(error, BackendUnavailableError):
             raise
         raise BackendUnavailableError(f"cannot build or load the kernels: {error}") from error
+
+
+def find_flags() -> tuple[str, ...]:
+    """Return the compiler's flags for the instructions that this processor has."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    flags = INSTRUCTIONS.get(capability, ())
+    described = Path("/proc/cpuinfo")  # Linux; elsewhere bfloat16 products are not used
+    if capability == "AVX512" and described.exists() and PAIRS[0] in described.read_text().split():
+        flags += PAIRS[1:]
+    return flags
 
 
 def compile_library(path: Path, flags: tuple[str, ...]) -> None:
@@ -68,7 +80,7 @@ def compile_library(path: Path, flags: tuple[str, ...]) -> None:
         unfinished = Path(folder, path.name)
         try:
             done = subprocess.run(
-                (*compiler, *OPTIONS, *flags, str(SOURCE), "-o", str(unfinished)),
+                (*compiler, *OPTIONS, *flags, str(FOLDER / SOURCE), "-o", str(unfinished)),
                 capture_output=True,
                 text=True,
                 timeout=_LONGEST,
@@ -85,5 +97,6 @@ def compile_library(path: Path, flags: tuple[str, ...]) -> None:
 
 def _fingerprint(flags: tuple[str, ...]) -> str:
     """Name what a compiled file depends on."""
-    parts = (SOURCE.read_text(), platform.system(), platform.machine(), *OPTIONS, *flags)
+    sources = (path.read_text() for path in sorted(FOLDER.glob("*.[ch]*")))
+    parts = (*sources, platform.system(), platform.machine(), *OPTIONS, *flags)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -24,7 +24,12 @@ struct Attention {
     const int64_t *query_sizes, *key_sizes;  // [batch, heads, blocks]
     const uint8_t *keep;                     // [batch, heads, query blocks, key blocks]
     const uint8_t *compensate;               // [batch, heads, key blocks], or null
-    int64_t heads, queries, keys, size, query_blocks, key_blocks;
+    const uint8_t *middle;     // [batch, heads, query blocks, key blocks], or null
+    const float *bias;         // the same shape
+    const void *far_values;    // the same shape, size: numbers as the tokens are
+    const float *group_bias;   // [batch, heads, query blocks, groups]
+    const void *group_keys, *group_values;  // the same shape, size
+    int64_t heads, queries, keys, size, query_blocks, key_blocks, groups;
     int64_t first_pair, pairs;  // of batch and head
     int64_t round_products;     // to bfloat16
     double scale;

@@ -9,6 +9,11 @@
 #define EXPORT __attribute__((visibility("default")))
 
 extern "C" {
+EXPORT int has_bfloat16_products() { return HAS_BFLOAT16_PRODUCTS; }
+EXPORT void powers_of_two(float *numbers, int64_t vectors) {  // for tests, in place
+    for (int64_t i = 0; i < vectors * LANES; i += LANES)
+        store(power_of_two(load(numbers + i)), numbers + i);
+}
 EXPORT void pack_float32(Attention *call) { pack<float>(*call); }
 EXPORT void pack_bfloat16(Attention *call) { pack<BFloat16>(*call); }
 EXPORT void attend_float32(Attention *call) { attend<float>(*call); }

@@ -17,6 +17,12 @@ struct Float32Products {
     static void store_row(Vector numbers, Element *row) { store(numbers, row); }
 };
 
+#if defined(__AVX512BF16__) || defined(EMULATE_BFLOAT16_PRODUCTS)
+constexpr bool HAS_BFLOAT16_PRODUCTS = true;
+#else
+constexpr bool HAS_BFLOAT16_PRODUCTS = false;
+#endif
+
 // A product of two rounded numbers is exact in float32. Rounding moves a number by at most 2^-9 of
 // itself: queries, keys, values that are bfloat16 not at all, weights always.
 struct BFloat16Products {

@@ -85,15 +85,21 @@ public:
         if (++part.filled == CHUNK) attend_chunk(part);
     }
 
-    // The same with a row of any numbers, which is copied.
+    // The same with a value of any numbers, which is copied.
+    template <typename Value>
+    void add_value(int number, const Element *key, const Value *value, float row_bias) {
+        float *own_value = own_values + (number * CHUNK + parts[number].filled) * padded();
+        pack_value(value, size, padded(), own_value);
+        add(number, key, own_value, row_bias);
+    }
+
+    // The same with a key of any numbers too.
     template <typename Key, typename Value>
     void add_copy(int number, const Key *key, const Value *value, float row_bias) {
         const int64_t row = number * CHUNK + parts[number].filled;
         Element *own_key = own_keys + row * (padded() / DEPTH);
-        float *own_value = own_values + row * padded();
         pack_key<Products>(key, size, padded(), own_key);
-        pack_value(value, size, padded(), own_value);
-        add(number, own_key, own_value, row_bias);
+        add_value(number, own_key, value, row_bias);
     }
 
     // No more rows come for a part: write the output of its query q to `row_of(q)`.

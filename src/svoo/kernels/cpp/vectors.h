@@ -66,7 +66,7 @@ inline Vector square_root(Vector x) {
 #endif
 }
 
-// 2 to the power of x <= 127, within 2.2e-7 of it (relative, over all floats: `test_vectors.py`);
+// 2 to the power of x <= 127, within 2.2e-7 of it (relative, over all floats: `test_cpp.py`);
 // 2^-126 below -126. The polynomial is the best one of degree 5 with 2^0 = 1.
 inline Vector power_of_two(Vector x) {
     x = larger(all(-126.0f), x);
@@ -90,11 +90,9 @@ inline Vector power_of_two(Vector x) {
 #endif
 }
 
-inline Bits as_bits(Vector x) { return (Bits)x; }
-
 // The nearest bfloat16 in the low half of each lane, ties to even; not a number stays none.
 inline Bits round_to_half(Vector x) {
-    const Bits bits = as_bits(x), nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    const Bits bits = (Bits)x, nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
     return x == x ? nearest : (Bits{} + 0x7fc0u);
 }
 
@@ -132,6 +130,16 @@ inline void store_part(Vector x, Number *row, int64_t d, int64_t size) {
     Number part[LANES];
     store(x, part);
     if (d < size) memcpy(row + d, part, (size - d) * sizeof *row);
+}
+
+// Round float32 numbers as if they were stored as Number.
+template <typename Number>
+inline void round_row(float *row, int64_t size) {
+    for (int64_t d = 0; d < size; d += LANES) {
+        Number rounded[LANES];
+        store(load_part(row, d, size), rounded);
+        store_part(load(rounded), row, d, size);
+    }
 }
 
 inline void prefetch(const void *memory, int64_t bytes) {
