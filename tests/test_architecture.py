@@ -22,6 +22,7 @@ ROWS = (
     ("app",),
     ("__init__", "__main__"),
 )
+SHARED_BY_METHODS = ("__init__.py", "base.py", "warm_up.py")
 RANK = {name: place for place, row in enumerate(ROWS) for name in row}
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
 TOOLS = sorted(path.relative_to(ROOT) for path in (ROOT / "tools").rglob("*.py"))
@@ -51,6 +52,10 @@ def test_imports_point_one_way(path: Path) -> None:
             assert RANK[rest[0]] <= RANK[part(path)], f"{path} imports {name}"
             if part(path) == rest[0] == "backends" and path.name != "__init__.py":
                 assert rest[1] == "base", f"{path} imports another backend: {name}"
+            if part(path) == rest[0] == "methods" and path.parts[1] not in SHARED_BY_METHODS:
+                own = path.parts[1].removesuffix(".py")
+                allowed = (*(shared.removesuffix(".py") for shared in SHARED_BY_METHODS), own)
+                assert rest[1] in allowed, f"{path} imports another method: {name}"
         if top in ("diffusers", "transformers"):
             assert part(path) in ("plugin", "mini"), f"{path} imports {name}"
         if top == "triton":

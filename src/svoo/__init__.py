@@ -6,7 +6,8 @@ Importing this does nothing, and imports neither diffusers nor triton.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from svoo.backends import run_plan
 from svoo.catalogue import models
@@ -17,10 +18,13 @@ from svoo.core.plan import BlockPlan, add_text
 from svoo.core.selection import select_blocks
 from svoo.core.terms import FarTerms, GroupTerms, MeanTerms
 from svoo.errors import SVOOError
+from svoo.methods import available_methods
+from svoo.methods.base import Call, Corrected, Dense, Method, MethodConfig, Run
+from svoo.methods.dense import DenseConfig
 from svoo.methods.svoo.config import SVOOConfig
-from svoo.methods.svoo.method import LabelState
+from svoo.methods.svoo.labels import LabelState
 from svoo.profiles.profile import Profile
-from svoo.session import sparse_attention
+from svoo.session import Session, make_plan, sparse_attention
 
 if TYPE_CHECKING:
     from svoo.plugin.adapters import Adapter
@@ -29,17 +33,27 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "BlockPlan",
+    "Call",
+    "Corrected",
+    "Dense",
+    "DenseConfig",
     "FarTerms",
     "GroupTerms",
     "LabelState",
     "MeanTerms",
+    "Method",
+    "MethodConfig",
     "Profile",
+    "Run",
     "SVOOConfig",
     "SVOOError",
+    "Session",
     "VideoLayout",
     "add_text",
     "apply",
+    "available_methods",
     "co_cluster",
+    "make_plan",
     "models",
     "record_profile",
     "register_adapter",
@@ -52,20 +66,20 @@ __all__ = [
 
 def apply(
     target: object,
-    config: SVOOConfig | None = None,
-    profile: Profile | Literal["auto"] | None = "auto",
-    method: Literal["svoo", "dense"] = "svoo",
+    method: MethodConfig | str | None = None,
+    profile: Profile | Path | str | None = "auto",
 ) -> Handle:
     """Make the video self-attention of a diffusers pipeline (or a bare transformer) sparse.
 
-    See `svoo.plugin.apply.apply`; diffusers is imported only now.
+    `method` is a `MethodConfig` or a name of `available_methods()`; see `svoo.plugin.apply`, which
+    imports diffusers only now.
     """
     from svoo.plugin.version import check_version
 
     check_version()
-    from svoo.plugin import apply as handle
+    from svoo.plugin import apply as plugin
 
-    return handle.apply(target, config, profile, method)
+    return plugin.apply(target, method, profile)
 
 
 def record_profile(pipe: object, inputs: Sequence[Any], **settings: Any) -> Profile:  # noqa: ANN401

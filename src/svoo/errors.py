@@ -36,3 +36,7 @@ class BackendUnavailableError(SVOOError, RuntimeError):
 
 class ModelError(SVOOError, ValueError):
     """A model or pipeline that is not known, or cannot be had."""
+
+
+class StrictError(SVOOError, RuntimeError):
+    """A call that would have been dense where the config is strict."""

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+import torch
 
+from svoo import SVOOConfig
 from svoo.app import demo
 from svoo.app.demo import MODES, run_modes, write_results
 from svoo.metrics.compare import Likeness
 from svoo.metrics.video import read_video
 from svoo.plugin.trial import Trial
+from svoo.session.stats import LayerCounter, RunStats
 
 SIZES = {"num_inference_steps": 5, "num_frames": 17, "height": 128, "width": 128}
 
@@ -50,15 +53,17 @@ def test_everything_is_written(page: Path) -> None:
         assert len(row["density_by_layer_and_head"][0]) == tiny.HEADS
     assert results["machine"]["torch"]
     assert results["seed"] == 0 and results["num_frames"] == 17
-    assert dense["config"] is None and paper["config"]["compensate"] is False
+    assert dense["config"]["method"] == "dense" and paper["config"]["compensate"] is False
 
 
 def test_equal_videos_and_a_recall_that_is_not_known_are_valid_json(tmp_path: Path) -> None:
     frames = np.zeros((1, 16, 16, 3), dtype=np.float32)
-    layer = {"density_by_head": [1.0]}
-    stats = {"seconds": {}, "layers": [layer], "density": 1.0}
+    counter = LayerCounter()
+    counter.sparse_calls = 1
+    counter.density.add(torch.ones(1))
+    stats = RunStats("svoo", "auto", 1, 20, "", [counter.read(0, 0)], 0)
     alike = Likeness(math.inf, 1.0, None, "no weights")
-    trial = Trial("paper", None, frames, 1.0, 2.0, 0.1, 1.0, math.nan, stats, alike)
+    trial = Trial("paper", SVOOConfig(), frames, 1.0, 2.0, 0.1, 1.0, math.nan, stats, alike)
     page = write_results([trial], "a fox", tmp_path)
     row = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
     assert (row["modes"][0]["psnr"], row["modes"][0]["recall"]) == (None, None)

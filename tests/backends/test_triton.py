@@ -15,7 +15,8 @@ from svoo.backends import triton as backend_module
 from svoo.core.plan import BlockPlan, plan_from_clusters
 from svoo.core.random import seeded
 from svoo.errors import BackendUnavailableError
-from svoo.methods.svoo.method import make_plan
+from svoo.methods.base import Call
+from svoo.methods.svoo.method import plan_call
 
 
 @pytest.fixture
@@ -76,7 +77,8 @@ def test_speed_at_75_600_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     budgets = torch.full((10,), 0.2, device="cuda")
 
     def plan() -> BlockPlan:
-        return make_plan(query, key, SVOOConfig(), budgets=budgets, generator=seeded())
+        call = Call(0, 0, generator=seeded())
+        return plan_call(query, key, SVOOConfig(), call, budgets=budgets)
 
     def sparse(plan: BlockPlan) -> Tensor:
         return run_plan(query, key, value, plan, backend="triton")

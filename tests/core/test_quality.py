@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import Case, cases, normal
 
-from svoo import SVOOConfig, VideoLayout
+from svoo import SVOOConfig, VideoLayout, make_plan
 from svoo.core import quality as quality_module
 from svoo.core.quality import output_error, recall
 from svoo.errors import PlanError, ShapeError
-from svoo.methods.svoo.method import make_plan
 
 
 @given(case=cases())
@@ -49,7 +48,7 @@ def test_padding_counts_neither_as_key_nor_as_query(text: int, first: bool, mass
     layout = VideoLayout(2, 3, 4, text=text, text_first=first, valid_text=valid)
     query, key = (normal(2, 2, layout.tokens, 8, seed=seed) for seed in range(2))
     config = SVOOConfig(mass=mass, query_clusters=3, key_clusters=6)
-    plan = make_plan(query, key, config, layout=layout)
+    plan = make_plan(query, key, query, config, layout=layout)
     found, mask = recall(query, key, plan, layout=layout), plan.to_dense_mask()
     for b in range(2):
         start = layout.text_start + int(valid[b])

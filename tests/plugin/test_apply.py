@@ -1,6 +1,7 @@
 """`apply` on the real classes of the paper's models: right, reversible, repeatable."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,14 +48,14 @@ def test_mass_one_is_dense_sparse_is_sparse_and_remove_restores(name: str) -> No
     everything = SVOOConfig(mass=1.0, dense_steps=0, compensate=False, **SETTINGS)
     with apply(pipe, everything, profile=None) as handle:
         same = tiny.generate(pipe)
-        assert handle.stats()["density"] == pytest.approx(1.0)
+        assert handle.stats().density == pytest.approx(1.0)
     torch.testing.assert_close(same, dense, atol=1e-4, rtol=0)
 
     handle = apply(pipe, SPARSE)
     first, second = tiny.generate(pipe), tiny.generate(pipe)
     assert torch.equal(first, second)
     assert not torch.equal(first, dense)
-    density = handle.stats()["density"]
+    density = handle.stats().density
     assert density is not None
     assert density < 0.9
     handle.remove()
@@ -80,7 +81,7 @@ def test_only_video_self_attention_is_touched(name: str, monkeypatch: pytest.Mon
     tiny.generate(pipe)
     assert elsewhere == []  # cross-attention has processors of its own and never comes here
     data = handle.stats()
-    calls = sum(row["sparse_calls"] + row["dense_calls"] for row in data["layers"])
+    calls = sum(row.sparse_calls + row.dense_calls for row in data.layers)
     forwards = 8 if name.startswith("wan") else 4
     assert calls == forwards * len(touched)
 
@@ -100,11 +101,11 @@ def test_applying_twice_replaces() -> None:
     first = apply(pipe, SPARSE)
     second = apply(pipe, SPARSE)
     tiny.generate(pipe, steps=2)
-    assert first.stats()["calls"] == 0
-    assert second.stats()["calls"] == 1
+    assert first.stats().calls == 0
+    assert second.stats().calls == 1
     first.remove()  # it was replaced: nothing left to undo
     tiny.generate(pipe, steps=2)
-    assert second.stats()["calls"] == 2
+    assert second.stats().calls == 2
     second.remove()
     assert attributes(pipe) == before
 
@@ -162,7 +163,9 @@ def test_branches_share_labels_unless_told_not_to() -> None:
         config = SVOOConfig(mass=0.5, dense_steps=1, share_branches=shared, **SETTINGS)
         handle = apply(pipe, config)
         tiny.generate(pipe, steps=3)
-        states[shared] = handle._runtime.method.state_bytes
+        session = handle._runtime.session
+        assert session is not None
+        states[shared] = session.method.state_bytes
     # Two sparse layers, 48 tokens, four heads, two sides, two bytes.
     assert states == {True: 2 * 48 * 4 * 2 * 2, False: 4 * 48 * 4 * 2 * 2}
 
@@ -172,7 +175,7 @@ def test_the_dense_method_only_counts() -> None:
     dense = tiny.generate(pipe)
     with apply(pipe, method="dense") as handle:
         assert torch.equal(tiny.generate(pipe), dense)
-        assert handle.stats()["density"] is None
+        assert handle.stats().density is None
         assert "24 dense calls: the method is dense" in handle.summary()
 
 
@@ -192,9 +195,21 @@ def test_bad_input() -> None:
     )
     with pytest.raises(ProfileError, match="has 30 layers x 12 heads, the model has 3 x 4"):
         apply(pipe, SPARSE, profile=wrong)
-    with pytest.raises(ConfigError, match="method must be svoo or dense, got 'magic'"):
-        apply(pipe, method="magic")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no method called 'magic'; there are dense, svoo"):
+        apply(pipe, "magic")
+    with pytest.raises(ConfigError, match="method must be a MethodConfig .* got {}"):
+        apply(pipe, {})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="needs a model of the catalogue"):
+        apply(pipe, "release")
+    for nothing in ("nope", Path("nope")):
+        with pytest.raises(ProfileError, match="nope"):
+            apply(pipe, SPARSE, profile=nothing)
+    with pytest.raises(ConfigError, match="profile must be a Profile, the path of one"):
+        apply(pipe, SPARSE, profile=5)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="has no video transformer"):
         apply("a path is no pipeline")
     with pytest.raises(ConfigError, match=r"step must be in 0 \.\. 9, got 10"):
         apply(pipe, SPARSE).set_step(10, 10)
+    for bad in (0.5, "1", True):
+        with pytest.raises(ConfigError, match="step must be a whole number"):
+            apply(pipe, SPARSE).set_step(bad, 10)  # type: ignore[arg-type]

@@ -11,7 +11,9 @@ import torch
 
 from svoo import Profile, SVOOConfig
 from svoo.errors import ProfileError
-from svoo.plugin.apply import apply
+from svoo.methods.svoo.budgets import ProfileBudgets
+from svoo.methods.svoo.method import SVOOMethod
+from svoo.plugin.apply import Handle, apply
 from svoo.profiles.profile import flow_sigmas
 
 SETTINGS: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8, "dense_layers": 0, "mass": 0.5}
@@ -25,6 +27,14 @@ def profile(layers: int = 3, steps: int = 50, stages: int = 1) -> Profile:
         torch.linspace(0.1, 0.9, steps).view(1, steps, 1, 1, 1).expand(1, steps, layers, 4, 1)
     )
     return Profile(density, sigma, stage, torch.tensor([0.95], dtype=torch.float64))
+
+
+def profile_budgets(handle: Handle) -> torch.Tensor:
+    """The budgets `[steps, layers, heads]` that a run took from its profile."""
+    session = handle._runtime.session
+    assert session is not None and isinstance(session.method, SVOOMethod)
+    assert isinstance(session.method.budgets, ProfileBudgets)
+    return session.method.budgets._budgets
 
 
 def test_second_call_does_not_reuse_the_first_videos_clusters() -> None:
@@ -47,9 +57,9 @@ def test_an_aborted_run_does_not_skip_the_next_runs_warm_up() -> None:
 
     with pytest.raises(RuntimeError, match="enough"):
         tiny.generate(pipe, callback_on_step_end=abort)
-    before = handle.stats()["layers"][0]["dense_calls"]
+    before = handle.stats().layers[0].dense_calls
     tiny.generate(pipe)
-    assert handle.stats()["layers"][0]["dense_calls"] == before + 2  # one step, two branches
+    assert handle.stats().layers[0].dense_calls == before + 2  # one step, two branches
 
 
 def test_cond_and_uncond_do_not_overwrite_each_other() -> None:
@@ -57,8 +67,9 @@ def test_cond_and_uncond_do_not_overwrite_each_other() -> None:
     pipe = tiny.build("wan2.1-t2v")
     handle = apply(pipe, SVOOConfig(dense_steps=1, share_branches=False, **SETTINGS))
     tiny.generate(pipe)
-    keys = set(handle._runtime.method._states)  # type: ignore[attr-defined]
-    assert {branch for _, _, branch, _ in keys} == {"cond", "uncond"}
+    session = handle._runtime.session
+    assert session is not None and isinstance(session.method, SVOOMethod)
+    assert {branch for _, _, branch, _, _ in session.method._states} == {"cond", "uncond"}
 
 
 def test_the_second_expert_finds_its_profile() -> None:
@@ -69,12 +80,10 @@ def test_the_second_expert_finds_its_profile() -> None:
     given = Profile(density, sigma, stage, torch.tensor([0.95], dtype=torch.float64))
     handle = apply(pipe, SVOOConfig(dense_steps=0, **SETTINGS), profile=given)
     tiny.generate(pipe, steps=8)
-    schedule = handle._runtime.schedule
-    assert schedule is not None
-    assert schedule.budgets is not None
+    budgets = profile_budgets(handle)
     second = pipe.scheduler.timesteps < 875
-    assert bool((schedule.budgets[second] == 0.7).all())
-    assert bool((schedule.budgets[~second] == 0.2).all())
+    assert bool((budgets[second] == 0.7).all())
+    assert bool((budgets[~second] == 0.2).all())
 
 
 def test_a_profile_that_does_not_load_is_not_switched_off_silently(tmp_path: Path) -> None:
@@ -99,12 +108,10 @@ def test_step_numbers_of_a_50_step_profile_are_not_read_for_a_short_run() -> Non
     pipe = tiny.build("wan2.1-t2v")
     handle = apply(pipe, SVOOConfig(dense_steps=0, **SETTINGS), profile=profile())
     tiny.generate(pipe, steps=5)
-    schedule = handle._runtime.schedule
-    assert schedule is not None
-    assert schedule.budgets is not None
+    budgets = profile_budgets(handle)
     # By index all five would lie in 0.1 .. 0.17; by noise level they cover the profile.
-    assert schedule.budgets[0, 0, 0] < 0.15
-    assert schedule.budgets[-1, 0, 0] > 0.5
+    assert budgets[0, 0, 0] < 0.15
+    assert budgets[-1, 0, 0] > 0.5
 
 
 def test_import_prints_compiles_and_edits_nothing() -> None:
@@ -127,5 +134,5 @@ def test_padding_text_tokens_are_not_counted_as_attention() -> None:
     for length in (12, 48):
         with apply(pipe, SVOOConfig(dense_steps=1, **SETTINGS)) as handle:
             tiny.generate(pipe, max_sequence_length=length)
-            densities.append(handle.stats()["density"])
+            densities.append(handle.stats().density)
     assert densities[0] == pytest.approx(densities[1], abs=0.01)

@@ -41,7 +41,7 @@ def test_what_is_no_plain_self_attention_goes_to_diffusers() -> None:
 
 
 def count_calls(handle: Handle) -> list[int]:
-    return [row["sparse_calls"] for row in handle.stats()["layers"]]
+    return [row.sparse_calls for row in handle.stats().layers]
 
 
 def test_processors_that_are_replaced_later_are_taken_over() -> None:
@@ -85,7 +85,7 @@ def test_unfusing_while_applied_stays_sparse() -> None:
     pipe.transformer.fuse_qkv_projections()
     pipe.transformer.unfuse_qkv_projections()
     assert torch.equal(tiny.generate(pipe), sparse)
-    assert not handle.stats()["notes"]
+    assert not handle.stats().notes
 
 
 def test_models_that_call_torch_stay_with_it_where_dense(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_models_that_call_torch_stay_with_it_where_dense(monkeypatch: pytest.Mon
     monkeypatch.delitem(_AttentionBackendRegistry._backends, other)
     with apply(pipe, method="dense") as handle:
         assert torch.equal(tiny.generate(pipe), plain)
-        assert sum(row["dense_calls"] for row in handle.stats()["layers"]) == 12
+        assert sum(row.dense_calls for row in handle.stats().layers) == 12
 
 
 def test_applied_in_inference_mode_it_runs_outside_too() -> None:

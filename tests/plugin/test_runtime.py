@@ -11,9 +11,11 @@ from diffusers import FirstBlockCacheConfig
 
 from svoo import Profile, SVOOConfig, VideoLayout
 from svoo.errors import ProfileError
-from svoo.methods.schedule import Dense, Sparse
+from svoo.methods.base import Call, Dense
+from svoo.methods.svoo.budgets import Budgets, MeasuredBudgets, ProfileBudgets
+from svoo.methods.svoo.method import SVOOMethod
 from svoo.plugin.adapters import Adapter
-from svoo.plugin.apply import apply
+from svoo.plugin.apply import Handle, apply
 from svoo.plugin.runtime import Stage, _read_layout
 from svoo.profiles.profile import flow_sigmas
 
@@ -23,6 +25,12 @@ SETTINGS: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8, "dense_layer
 def stage(*, prefix_mask: bool = False) -> Stage:
     adapter = Adapter((("blocks", "attn1"),), lambda *_: (2, 3, 4), prefix_mask=prefix_mask)
     return Stage(0, torch.nn.Identity(), adapter, grid=(2, 3, 4))
+
+
+def budgets_of(handle: Handle) -> Budgets:
+    session = handle._runtime.session
+    assert session is not None and isinstance(session.method, SVOOMethod)
+    return session.method.budgets
 
 
 def test_what_is_beyond_the_grid_is_text() -> None:
@@ -75,14 +83,14 @@ def test_a_profiles_budget_follows_the_noise_level_not_the_index() -> None:
     config = SVOOConfig(dense_steps=0, mass=0.5, budget_range=(0, 1), **SETTINGS)
     with apply(pipe, config, profile=profile(50, values)) as handle:
         tiny.generate(pipe, steps=30, output_type="latent")
-        schedule = handle._runtime.schedule
-        assert schedule is not None
+        budgets = budgets_of(handle)
+        assert isinstance(budgets, ProfileBudgets)
         levels = flow_sigmas(50, 3.0).flip(0)
         for step, sigma in enumerate(pipe.scheduler.sigmas[:30].tolist()):
-            decision = schedule.at(step, 2)
-            assert isinstance(decision, Sparse) and decision.budgets is not None
+            found = budgets.at(Call(step, 2), 4)
+            assert found is not None
             by_hand = float(np.interp(sigma, levels, values.flip(0)))
-            assert decision.budgets.tolist() == pytest.approx([by_hand] * 4, abs=1e-4)
+            assert found.tolist() == pytest.approx([by_hand] * 4, abs=1e-4)
 
 
 def test_a_profile_of_two_experts_is_not_for_one() -> None:
@@ -122,15 +130,14 @@ def test_budgets_are_measured_in_the_last_warm_up_step() -> None:
     config = SVOOConfig(dense_steps=2, mass=0.5, **SETTINGS)
     with apply(pipe, config) as handle:
         tiny.generate(pipe, steps=4)
-        schedule = handle._runtime.schedule
-        assert schedule is not None
-        assert schedule.budgets is not None
-        assert bool((schedule.budgets[0] == 0).all())
-        assert bool((schedule.budgets[1:] > 0).all())
+        budgets = budgets_of(handle)
+        assert isinstance(budgets, MeasuredBudgets)
+        assert set(budgets._measured_at.values()) == {1}
+        assert all(bool((found > 0).all()) for found in budgets._found.values())
         data = handle.stats()
-    assert data["budgets"] == "measured in the warm-up"
-    assert data["seconds"]["measuring"] > 0
-    assert [row["dense_calls"] for row in data["layers"]] == [4, 4, 4]  # two steps, two branches
+    assert data.budgets == "measured in the warm-up"
+    assert data.seconds["measuring"] > 0
+    assert [row.dense_calls for row in data.layers] == [4, 4, 4]  # two steps, two branches
 
 
 def test_the_second_expert_is_measured_in_its_own_first_step() -> None:
@@ -138,12 +145,13 @@ def test_the_second_expert_is_measured_in_its_own_first_step() -> None:
     with apply(pipe, SVOOConfig(dense_steps=1, mass=0.5, **SETTINGS)) as handle:
         tiny.generate(pipe, steps=8)
         data = handle.stats()
-        measured = handle._runtime._measured
-    assert set(measured) == {(stage, layer) for stage in (0, 1) for layer in range(3)}
-    second = [row for row in data["layers"] if row["stage"] == 1]
+        budgets = budgets_of(handle)
+    assert isinstance(budgets, MeasuredBudgets)
+    assert set(budgets._found) == {(stage, layer, 0) for stage in (0, 1) for layer in range(3)}
+    second = [row for row in data.layers if row.stage == 1]
     reason = "the first step of this expert is dense to measure its budgets"
-    assert all(row["dense_reasons"] == {reason: 2} for row in second)
-    assert all(row["sparse_calls"] > 0 for row in second)
+    assert all(row.dense_reasons == {reason: 2} for row in second)
+    assert all(row.sparse_calls > 0 for row in second)
 
 
 def test_without_a_dense_step_mass_alone_decides_and_says_so() -> None:
@@ -158,7 +166,7 @@ def test_recall_is_measured_when_asked() -> None:
     config = SVOOConfig(dense_steps=1, mass=0.5, measure_recall=True, **SETTINGS)
     with apply(pipe, config) as handle:
         tiny.generate(pipe, steps=3)
-        assert all(0.3 < row["recall"] < 1 for row in handle.stats()["layers"])
+        assert all(0.3 < (row.recall or 0) < 1 for row in handle.stats().layers)
 
 
 def test_layers_that_a_cache_skips_in_the_warm_up_are_measured_later() -> None:
@@ -166,10 +174,9 @@ def test_layers_that_a_cache_skips_in_the_warm_up_are_measured_later() -> None:
     pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.6))
     with apply(pipe, SVOOConfig(dense_steps=2, mass=0.5, **SETTINGS)) as handle:
         tiny.generate(pipe, steps=10)
-        schedule, rows = handle._runtime.schedule, handle.stats()["layers"]
-        measured = set(handle._runtime._measured)
+        budgets, rows = budgets_of(handle), handle.stats().layers
     reason = "skipped in the warm-up, dense to measure its budgets"
-    assert any(reason in row["dense_reasons"] for row in rows)
-    assert measured == {(0, layer) for layer in range(3)}
-    assert schedule is not None and schedule.budgets is not None
-    assert bool((schedule.budgets[-1] > 0).all())
+    assert any(reason in row.dense_reasons for row in rows)
+    assert isinstance(budgets, MeasuredBudgets)
+    assert set(budgets._found) == {(0, layer, 0) for layer in range(3)}
+    assert all(bool((found > 0).all()) for found in budgets._found.values())

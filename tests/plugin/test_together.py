@@ -20,6 +20,7 @@ from torch._dynamo.utils import counters
 
 from svoo import SVOOConfig, mini
 from svoo.backends import BACKENDS
+from svoo.methods.svoo.method import SVOOMethod
 from svoo.plugin.apply import Handle, apply
 
 SETTINGS: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8, "dense_layers": 0}
@@ -211,7 +212,7 @@ def test_everything_kept_it_is_the_combination_without_us(name: str, first: bool
     found = tiny.generate_all(pipe, **call)
     assert len(found) == (2 if name in ("batch of prompts", "videos per prompt") else 1)
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
-    assert sum(row["sparse_calls"] for row in handle.stats()["layers"]) > 0
+    assert sum(row.sparse_calls for row in handle.stats().layers) > 0
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["svoo first", "svoo second"])
@@ -220,12 +221,12 @@ def test_sparse_it_is_sparse_and_the_same_twice(name: str, first: bool) -> None:
     pipe, handle = applied(name, SPARSE, first=first)
     once = tiny.generate_all(pipe, **CASES[name][1])
     stats = handle.stats()
-    assert stats["steps"] == 4 and 0 < stats["density"] < 0.8
-    assert all(row["sparse_calls"] > 0 for row in stats["layers"])
+    assert stats.steps == 4 and 0 < (stats.density or 0) < 0.8
+    assert all(row.sparse_calls > 0 for row in stats.layers)
     if name in SKIPPING:
-        assert sum(row["sparse_calls"] + row["dense_calls"] for row in stats["layers"]) < 24
+        assert sum(row.sparse_calls + row.dense_calls for row in stats.layers) < 24
     torch.testing.assert_close(tiny.generate_all(pipe, **CASES[name][1]), once, atol=0, rtol=0)
-    assert handle.stats()["calls"] == 2
+    assert handle.stats().calls == 2
 
 
 # A forward that is compiled whole notes its place in a small graph of its own.
@@ -271,8 +272,8 @@ def test_graphs_do_not_grow_with_sizes(name: str) -> None:
     for found, expected in zip(generate(pipe), generate(eager), strict=True):
         assert torch.equal(found, expected)
     assert counters["stats"]["unique_graphs"] <= without * GRAPHS[name]
-    assert handle.stats()["calls"] == len(sizes)
-    assert 0 < handle.stats()["density"] < 0.8
+    assert handle.stats().calls == len(sizes)
+    assert 0 < (handle.stats().density or 0) < 0.8
 
 
 @pytest.mark.filterwarnings("ignore:In CPU autocast")  # Mochi's rope asks for one
@@ -283,7 +284,7 @@ def test_compiled_models_that_call_torch(name: str) -> None:
     apply(eager, SPARSE, profile=None)
     handle = apply(pipe, SPARSE, profile=None)
     assert torch.equal(tiny.generate(pipe, steps=3), tiny.generate(eager, steps=3))
-    assert all(row["sparse_calls"] > 0 for row in handle.stats()["layers"])
+    assert all(row.sparse_calls > 0 for row in handle.stats().layers)
     assert counters["stats"]["unique_graphs"] == 2
 
 
@@ -302,13 +303,13 @@ def test_half_precision(dtype: torch.dtype, first: bool) -> None:
         pipe.transformer.to(dtype)
     difference = (tiny.generate(pipe) - expected).abs().mean()
     assert float(difference) < 2 * float((single - expected).abs().mean())  # two roundings
-    assert sum(row["sparse_calls"] for row in handle.stats()["layers"]) > 0
+    assert sum(row.sparse_calls for row in handle.stats().layers) > 0
     handle = apply(pipe, SPARSE, profile=None)
     once = tiny.generate(pipe)
     assert bool(torch.isfinite(once).all())
     assert torch.equal(tiny.generate(pipe), once)
-    assert all(row["sparse_calls"] > 0 for row in handle.stats()["layers"])
-    assert 0 < handle.stats()["density"] < 0.8
+    assert all(row.sparse_calls > 0 for row in handle.stats().layers)
+    assert 0 < (handle.stats().density or 0) < 0.8
 
 
 def test_prompts_of_different_lengths() -> None:
@@ -322,7 +323,7 @@ def test_prompts_of_different_lengths() -> None:
     with apply(pipe, SPARSE, profile=None) as handle:
         sparse = tiny.generate_all(pipe, **prompts)
         assert torch.equal(tiny.generate_all(pipe, **prompts), sparse)
-        assert 0 < handle.stats()["density"] < 0.9
+        assert 0 < (handle.stats().density or 0) < 0.9
     assert not torch.equal(sparse, plain)
 
 
@@ -342,7 +343,7 @@ def test_the_chosen_backend_runs_the_dense_calls(
 
     monkeypatch.setitem(_AttentionBackendRegistry._backends, name, counted)
     tiny.generate(pipe)
-    assert len(calls) == sum(row["dense_calls"] for row in handle.stats()["layers"]) == 6
+    assert len(calls) == sum(row.dense_calls for row in handle.stats().layers) == 6
 
 
 @pytest.mark.parametrize("config", [EVERYTHING, SPARSE], ids=["mass 1", "mass 0.5"])
@@ -370,9 +371,9 @@ def test_a_deep_copy_is_a_plain_pipeline(whole: bool, config: SVOOConfig) -> Non
     else:
         other = tiny.build("wan2.1-t2v")
         other.transformer = copy.deepcopy(pipe.transformer)
-    calls = handle.stats()["calls"]
+    calls = handle.stats().calls
     assert torch.equal(tiny.generate(other), plain)
-    assert handle.stats()["calls"] == calls
+    assert handle.stats().calls == calls
     with apply(other, config, profile=None):
         assert torch.equal(tiny.generate(other), sparse)
         assert torch.equal(tiny.generate(pipe), sparse)
@@ -408,13 +409,14 @@ def test_no_more_is_held_than_the_state_that_is_stated() -> None:
     tiny.generate(pipe)
     runtime = handle._runtime
     seen: set[int] = set()
-    remembered = sum(tensor.nbytes for tensor in tensors_of(runtime.method, seen))
-    layers = [layer.stats for stage in runtime.stages for layer in stage.layers]
-    summed = sum(tensor.nbytes for tensor in tensors_of(layers, seen))
+    assert runtime.session is not None and isinstance(runtime.session.method, SVOOMethod)
+    states = runtime.session.method._states
+    remembered = sum(tensor.nbytes for tensor in tensors_of(states, seen))
+    summed = sum(tensor.nbytes for tensor in tensors_of(runtime.statistics, seen))
     (blocked,) = (backend for backend in BACKENDS if backend.name == "blocked")
     kept = sum(tensor.nbytes for tensor in tensors_of(blocked, seen))
     assert min(remembered, summed, kept) > 0
-    assert remembered + summed + kept == handle.stats()["state_bytes"]
+    assert remembered + summed + kept == handle.stats().state_bytes
 
 
 def peak_bytes(call: Callable[[], object], folder: Path) -> int:
@@ -459,7 +461,7 @@ def test_peak_memory_with_offload_grows_by_no_more_than_the_state(
     with apply(pipe, SVOOConfig(dense_steps=1), profile=None) as handle:
         sparse = peak_bytes(generate, tmp_path)
         stats = handle.stats()
-    assert stats["density"] < 1
+    assert (stats.density or 1) < 1
     assert dense > 10e6
     noise = 1000  # bytes, between two runs of the same
-    assert sparse - dense <= stats["state_bytes"] + noise < 0.2 * dense
+    assert sparse - dense <= stats.state_bytes + noise < 0.2 * dense

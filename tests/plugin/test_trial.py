@@ -8,6 +8,7 @@ from svoo import SVOOConfig
 from svoo.plugin import trial as trial_module
 from svoo.plugin.apply import Handle, apply
 from svoo.plugin.trial import Trial, run_trial, warm_up
+from svoo.session.stats import RunStats
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +45,11 @@ def test_a_sparse_trial_is_compared_and_its_recall_not_timed(pipe: Any, dense: T
     assert seen == [(step, 5) for step in range(1, 6)]
     assert 0 < trial.density < 1 and 0 < trial.recall < 1
     assert trial.likeness is not None and 5 < trial.likeness.psnr < 100
-    assert trial.stats["seconds"]["recall"] > 0
+    assert trial.stats.seconds["recall"] > 0
     assert trial.config is config
-    sparse = [row["sparse_calls"] for row in trial.stats["layers"]]
+    sparse = [row.sparse_calls for row in trial.stats.layers]
     phases = ("clustering", "selection", "attention")
-    seconds = sum(trial.stats["seconds"][phase] for phase in phases)
+    seconds = sum(trial.stats.seconds[phase] for phase in phases)
     assert trial.attention == pytest.approx(seconds / sum(sparse))
     unmeasured = run_trial(
         pipe, "sparse", SVOOConfig(mass=0.5), call=tiny.call_arguments(pipe, 5), against=dense
@@ -61,7 +62,7 @@ def test_attention_is_timed_when_the_ramp_is_over(
 ) -> None:
     config = SVOOConfig(mass=0.5, dense_layers=0, dense_steps=1, ramp=0.4)
     handles: list[Handle] = []
-    early: list[dict[str, Any]] = []
+    early: list[RunStats] = []
 
     def apply_and_keep(*arguments: Any) -> Handle:
         handles.append(apply(*arguments))
@@ -77,11 +78,11 @@ def test_attention_is_timed_when_the_ramp_is_over(
         pipe, "ramp", config, call=tiny.call_arguments(pipe, 5), against=dense, on_step=look
     )
     late = {
-        phase: trial.stats["seconds"][phase] - early[0]["seconds"][phase]
+        phase: trial.stats.seconds[phase] - early[0].seconds[phase]
         for phase in ("clustering", "selection", "attention")
     }
-    calls = sum(row["sparse_calls"] for row in trial.stats["layers"])
-    before = sum(row["sparse_calls"] for row in early[0]["layers"])
+    calls = sum(row.sparse_calls for row in trial.stats.layers)
+    before = sum(row.sparse_calls for row in early[0].layers)
     assert 0 < before < calls
     assert trial.attention == pytest.approx(sum(late.values()) / (calls - before))
 
@@ -98,8 +99,8 @@ def test_warming_up_runs_a_dense_and_a_sparse_step(
     monkeypatch.setattr(trial_module, "apply", apply_and_keep)
     warm_up(pipe, tiny.call_arguments(pipe, 5))
     dense, sparse = (handle.stats() for handle in handles)
-    assert dense["density"] is None and sparse["density"] is not None
-    assert all(row["dense_calls"] == 0 for row in sparse["layers"])
+    assert dense.density is None and sparse.density is not None
+    assert all(row.dense_calls == 0 for row in sparse.layers)
 
 
 def test_keeping_everything_is_dense(pipe: Any, dense: Trial) -> None:

@@ -35,7 +35,7 @@ def test_the_embedded_model_finds_the_profile_that_is_shipped_with_it(cache: Pat
         found = handle._runtime.profile
         assert found is not None and found.inputs >= 8
         assert found.provenance["model"] == "mini" and found.provenance["method"] == "measured"
-        assert "from a profile (" in handle.stats()["budgets"]
+        assert "from a profile (" in handle.stats().budgets
     shipped = Profile.load(Path(svoo.__file__).parent / "mini" / "profile.safetensors")
     assert torch.equal(found.density, shipped.density)
 

@@ -94,7 +94,7 @@ def figures(trial: Trial, dense: Trial) -> dict[str, Any]:
     psnr = None if alike is None or math.isinf(alike.psnr) else alike.psnr
     return {
         "mode": trial.name,
-        "config": None if trial.config is None else vars(trial.config),
+        "config": trial.config.as_dict(),
         "denoising_seconds": trial.denoising,
         "total_seconds": trial.total,
         "speed_up": dense.denoising / trial.denoising,
@@ -106,8 +106,8 @@ def figures(trial: Trial, dense: Trial) -> dict[str, Any]:
         "ssim": None if alike is None else alike.ssim,
         "lpips": None if alike is None else alike.lpips,
         "why_no_lpips": None if alike is None else alike.why_no_lpips,
-        "seconds_by_phase": trial.stats["seconds"],
-        "density_by_layer_and_head": [row["density_by_head"] for row in trial.stats["layers"]],
+        "seconds_by_phase": trial.stats.seconds,
+        "density_by_layer_and_head": [row.density_by_head for row in trial.stats.layers],
     }
 
 
@@ -130,11 +130,11 @@ def draw_density(trials: Sequence[Trial]) -> bytes:
     """Draw the density of every layer and head in the sparse modes, as a PNG."""
     from matplotlib.figure import Figure
 
-    sparse = [trial for trial in trials if trial.stats["density"] is not None]
+    sparse = [trial for trial in trials if trial.stats.density is not None]
     # Above one another and in large type, for a phone's narrow screen.
     figure = Figure(figsize=(5, 3 * len(sparse)), layout="constrained")
     for axes, trial in zip(figure.subplots(len(sparse), squeeze=False)[:, 0], sparse, strict=True):
-        rows = [row["density_by_head"] for row in trial.stats["layers"]]
+        rows = [row.density_by_head for row in trial.stats.layers]
         heads = max(len(row) for row in rows if row)
         table = np.array([row or [1.0] * heads for row in rows])  # a dense layer computes all
         shown = axes.imshow(table, aspect="auto", vmin=0, vmax=1, cmap="viridis")

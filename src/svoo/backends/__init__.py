@@ -13,7 +13,13 @@ from svoo.backends.flashinfer import FlashInferBackend
 from svoo.backends.reference import ReferenceBackend
 from svoo.backends.triton import TritonBackend
 from svoo.core.plan import BlockPlan
-from svoo.core.validate import check_tokens, default_scale, inference_only
+from svoo.core.validate import (
+    check_tensor,
+    check_tokens,
+    check_type,
+    default_scale,
+    inference_only,
+)
 from svoo.errors import BackendUnavailableError
 
 __all__ = ["BACKENDS", "Attention", "Backend", "resolve", "run_plan"]
@@ -91,7 +97,9 @@ def run_plan(
 
     `return_lse=True` returns (output, log-sum-exp `[B, H, N]`). For inference: no gradients flow.
     """
+    check_tensor("value", value)
     check_tokens(query, key, value, finite=False)
+    check_type("plan", plan, BlockPlan)
     plan.check_fits(query, key)
     chosen = resolve(backend, query, plan)
     result = chosen.run(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from svoo.backends.base import Attention
-from svoo.core.layout import dense_rows
+from svoo.core.layout import dense_rows, empty_rows, plain
 from svoo.core.plan import BlockPlan
 from svoo.core.terms import FarTerms, Terms, compensated
 from svoo.kernels.cpp import bindings, why_no_bfloat16_products, why_no_cpp
@@ -56,7 +56,7 @@ class CppBackend:
     ) -> Attention:
         """Attend in one kernel; threads share out the query blocks."""
         query, key, value = (dense_rows(tokens) for tokens in (query, key, value))
-        output = torch.empty_like(query)
+        output = empty_rows(query)
         lse = query.new_empty(query.shape[:3], dtype=torch.float32) if return_lse else None
         rounds = self.products == "bf16" or (
             query.dtype == torch.bfloat16 and why_no_bfloat16_products() is None
@@ -94,7 +94,7 @@ def _plan_tensors(plan: BlockPlan, dtype: torch.dtype) -> list[Tensor | None]:
         (groups.bias if groups else None, torch.float32),
         *((groups.key if groups else None, dtype), (groups.value if groups else None, dtype)),
     )
-    return [None if tensor is None else tensor.to(own).contiguous() for tensor, own in typed]
+    return [None if tensor is None else plain(tensor.to(own)) for tensor, own in typed]
 
 
 def _group_count(terms: Terms | None) -> int:

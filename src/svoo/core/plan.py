@@ -44,6 +44,10 @@ class BlockPlan:
         """Count the tokens, and refuse a plan that contradicts itself."""
         if self.check:
             check_tensors(self)
+        for name in ("query_order", "key_order", "query_sizes", "key_sizes"):
+            numbers: Tensor | None = getattr(self, name)
+            if numbers is not None and numbers.is_neg():  # torch itself misreads these
+                object.__setattr__(self, name, numbers.resolve_neg())
         for side in ("query", "key"):
             if not getattr(self, f"{side}_tokens"):
                 order, sizes = getattr(self, f"{side}_order"), getattr(self, f"{side}_sizes")
@@ -218,7 +222,7 @@ def _sort_labels(labels: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
     blocks]`."""
     if labels.device.type == "cpu" and blocks <= 2**15:
         # numpy sorts 16-bit integers digit by digit, which torch does not.
-        narrow = labels.to(torch.int16).numpy()
+        narrow = labels.to(torch.int16).resolve_neg().numpy()
         order = torch.from_numpy(narrow.argsort(axis=-1, kind="stable"))
     else:
         order = labels.sort(dim=-1, stable=True).indices

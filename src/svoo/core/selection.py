@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -111,6 +112,31 @@ def select_blocks(
     return torch.zeros_like(order, dtype=torch.bool).scatter_(
         -1, order, ranks < count.unsqueeze(-1)
     )
+
+
+def count_blocks(sparsity: float, blocks: int) -> int:
+    """Return how many of so many blocks are kept at a sparsity: rounded up, at least one."""
+    return max(1, math.ceil((1 - sparsity) * blocks - 1e-9))
+
+
+def keep_best(scores: Tensor, count: int | Tensor) -> Tensor:
+    """Return the `count` largest of scores `[..., C]` (one number, or one for each row `[...]`) as
+    bool `[..., C]`; of equal ones the first."""
+    order = _falling_order(scores)
+    ranks = torch.arange(order.shape[-1], device=order.device)
+    first = ranks < (count.unsqueeze(-1) if isinstance(count, Tensor) else count)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, first.expand_as(order))
+
+
+def keep_mass(weights: Tensor, mass: float, least: int = 1) -> Tensor:
+    """Return the largest of weights `[..., C]` while the sum before an entry is below `mass` of
+    the row's, and at least so many, as bool `[..., C]`; of equal ones the first."""
+    order = _falling_order(weights)
+    sorted_weights = weights.gather(-1, order)
+    before = sorted_weights.cumsum(dim=-1) - sorted_weights
+    ranks = torch.arange(order.shape[-1], device=order.device)
+    first = (before < mass * weights.sum(dim=-1, keepdim=True)) | (ranks < least)
+    return torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, order, first)
 
 
 def _falling_order(ranking: Tensor) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from svoo.errors import ModelError
 
@@ -135,7 +136,7 @@ def find_transformers(target: object) -> list[tuple[nn.Module, Adapter]]:
 
 
 def find_attentions(transformer: nn.Module, adapter: Adapter) -> list[nn.Module]:
-    """Return the self-attention modules of a transformer, one a layer."""
+    """Return the self-attention modules of a transformer, one per layer."""
     attentions: list[nn.Module] = []
     for blocks, attribute in adapter.sites:
         attentions += [getattr(block, attribute) for block in getattr(transformer, blocks, ())]
@@ -145,3 +146,41 @@ def find_attentions(transformer: nn.Module, adapter: Adapter) -> list[nn.Module]
             f"{', '.join('.'.join(site) for site in adapter.sites)}: the adapter does not fit it"
         )
     return attentions
+
+
+def count_heads(transformer: nn.Module) -> int:
+    """Return the number of attention heads of a transformer."""
+    config: Any = transformer.config
+    return int(config.num_attention_heads)
+
+
+def weigh_heads(attentions: Sequence[Sequence[nn.Module]]) -> Tensor | None:
+    """Return how much each head's output counts, `[stages, layers, heads]` on the CPU: the norm
+    of its slice of the output projection over the square root of the head size.
+
+    None where a projection cannot be read: offloaded to nowhere, or of an unknown form.
+    """
+    stages = []
+    for stage in attentions:
+        found = [_weigh_layer(attention) for attention in stage]
+        known = [weights for weights in found if weights is not None]
+        if len(known) < len(found) or len({len(weights) for weights in known}) != 1:
+            return None
+        stages.append(torch.stack(known))
+    return torch.stack(stages) if len({stage.shape for stage in stages}) == 1 else None
+
+
+def _weigh_layer(attention: nn.Module) -> Tensor | None:
+    projection = getattr(attention, "to_out", None)
+    heads = getattr(attention, "heads", None)
+    if isinstance(projection, nn.Module) and not hasattr(projection, "weight"):
+        projection = projection[0] if isinstance(projection, nn.ModuleList) else None
+    weight = getattr(projection, "weight", None)
+    if not isinstance(weight, Tensor) or weight.is_meta or not isinstance(heads, int):
+        return None
+    if weight.ndim != 2 or weight.shape[1] % heads:
+        return None
+    with torch.no_grad():
+        slices = weight.detach().float().unflatten(1, (heads, -1))
+        norms: Tensor = slices.square().sum(dim=(0, 2)).sqrt() / slices.shape[2] ** 0.5
+    return norms.cpu()

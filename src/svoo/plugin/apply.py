@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import warnings
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,70 +15,61 @@ from torch import Tensor, nn
 from svoo.backends import check_name
 from svoo.catalogue import Model, models
 from svoo.errors import ConfigError
+from svoo.methods import find_method
+from svoo.methods.base import MethodConfig
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.plugin import intercept
-from svoo.plugin.adapters import find_attentions, find_transformers
+from svoo.plugin.adapters import count_heads, find_attentions, find_transformers
 from svoo.plugin.clock import Clock
-from svoo.plugin.runtime import Layer, Observer, Runtime, Stage
-from svoo.plugin.stats import summarise
+from svoo.plugin.runtime import Layer, Runtime, Stage
 from svoo.profiles.find import find_profile
 from svoo.profiles.profile import PROFILE_MASS, Profile
+from svoo.session.session import Observer
+from svoo.session.stats import RunStats
+from svoo.session.summary import summarise
 
 _HANDLE = "_svoo_handle"  # on a transformer while svoo is applied to it
 
 
 def apply(
     target: object,
-    config: SVOOConfig | None = None,
-    profile: Profile | Literal["auto"] | None = "auto",
-    method: Literal["svoo", "dense"] = "svoo",
+    method: MethodConfig | str | None = None,
+    profile: Profile | Path | str | None = "auto",
 ) -> Handle:
     """Make the video self-attention of a diffusers pipeline (or a bare transformer) sparse.
 
-    `config=None` takes the preset of a recognised model, else `SVOOConfig()`. `profile="auto"`
-    takes a stored profile of the model or measures budgets in the last dense warm-up step; None
-    lets mass alone decide. `method="dense"` changes nothing but keeps the statistics. Applying
-    again replaces.
+    `method` is a `MethodConfig` (one of yours, too) or a name of `svoo.available_methods()`, whose
+    settings for the recognised model are taken; "paper" and "release" are SVOO's presets. None:
+    our own method with its settings for the recognised model; videos too small to gain anything
+    then stay dense. `profile="auto"` takes a stored profile of the model, or lets the method
+    measure for itself; a path loads that file; None: no profile. Applying again replaces.
     """
-    if method not in ("svoo", "dense"):
-        raise ConfigError(f"method must be svoo or dense, got {method!r}")
     found = find_transformers(target)
     stages = [
-        Stage(index, transformer, adapter) for index, (transformer, adapter) in enumerate(found)
+        Stage(index, transformer, adapter, find_attentions(transformer, adapter))
+        for index, (transformer, adapter) in enumerate(found)
     ]
     model = recognise(target)
-    if config is None:
-        config = SVOOConfig.for_model(model.name) if model else SVOOConfig()
+    config = _choose_method(method, model)
     check_name(config.backend)  # now, not after the dense steps
-    attentions = [find_attentions(stage.transformer, stage.adapter) for stage in stages]
-    layers = len(attentions[0])
-    heads = _count_heads(stages[0].transformer)
-    stored = find_profile(model, layers, heads) if profile == "auto" else profile
-    if isinstance(stored, Profile):
-        stored.check_fits(layers, heads)
-        stored.at_mass(PROFILE_MASS)
-        stored.check_stages(len(stages))
-        measured = stored.provenance.get("model")
-        if model is not None and measured not in (None, model.name):
-            text = f"the profile was measured on {measured}, this pipeline is {model.name}"
-            warnings.warn(text, stacklevel=3)
+    stored = _choose_profile(profile, stages, model)
     clock = Clock(None if isinstance(target, nn.Module) else target)
     runtime = Runtime(
         clock,
         stages,
         config,
-        stored if isinstance(stored, Profile) else None,
-        measure=profile == "auto",
-        dense=method == "dense",
+        stored,
+        calibrate=profile == "auto",
+        small_stay_dense=method is None,
     )
     for transformer, _ in found:
         earlier = transformer.__dict__.get(_HANDLE)
         if earlier is not None:
             earlier.remove()
     with ExitStack() as undo:  # rolls back if anything below fails
-        for stage, modules in zip(stages, attentions, strict=True):
-            _take_over(runtime, stage, modules, undo)
-        handle = Handle(runtime, method)
+        for stage in stages:
+            _take_over(runtime, stage, undo)
+        handle = Handle(runtime)
         for stage in stages:
             stage.transformer.__dict__[_HANDLE] = handle
             undo.callback(stage.transformer.__dict__.pop, _HANDLE, None)
@@ -85,13 +77,53 @@ def apply(
     return handle
 
 
-def _take_over(runtime: Runtime, stage: Stage, modules: list[nn.Module], undo: ExitStack) -> None:
+def _choose_method(method: object, model: Model | None) -> MethodConfig:
+    name = model.name if model else None
+    if method is None:
+        return SVOOConfig.for_model(name) if name else SVOOConfig()
+    if isinstance(method, str):
+        return find_method(method, name)
+    if isinstance(method, MethodConfig):
+        return method
+    raise ConfigError(
+        "method must be a MethodConfig such as svoo.SVOOConfig(), a name of "
+        f"svoo.available_methods(), or None, got {method!r}"
+    )
+
+
+def _choose_profile(profile: object, stages: list[Stage], model: Model | None) -> Profile | None:
+    layers, heads = len(stages[0].attentions), count_heads(stages[0].transformer)
+    if profile is None:
+        return None
+    if isinstance(profile, str) and profile == "auto":
+        stored = find_profile(model, layers, heads)
+        if stored is None:
+            return None
+    elif isinstance(profile, str | Path):
+        stored = Profile.load(Path(profile))
+    elif isinstance(profile, Profile):
+        stored = profile
+    else:
+        raise ConfigError(
+            f'profile must be a Profile, the path of one, "auto" or None, got {profile!r}'
+        )
+    stored.check_fits(layers, heads)
+    stored.at_mass(PROFILE_MASS)
+    stored.check_stages(len(stages))
+    measured = stored.provenance.get("model")
+    if model is not None and measured not in (None, model.name):
+        text = f"the profile was measured on {measured}, this pipeline is {model.name}"
+        warnings.warn(text, stacklevel=4)
+    return stored
+
+
+def _take_over(runtime: Runtime, stage: Stage, undo: ExitStack) -> None:
     bindings = undo.enter_context(ExitStack())
 
     def bind(attention: nn.Module, layer: Layer) -> None:
         bindings.callback(intercept.bind(attention, layer, calls_torch=stage.adapter.calls_torch))
 
-    for index, attention in enumerate(modules):
+    for index, attention in enumerate(stage.attentions):
         stage.layers.append(Layer(runtime, stage, index))
         bind(attention, stage.layers[index])
     names = list(inspect.signature(type(stage.transformer).forward).parameters)[1:]
@@ -101,17 +133,20 @@ def _take_over(runtime: Runtime, stage: Stage, modules: list[nn.Module], undo: E
             return
         arguments = dict(zip(names, args, strict=False)) | kwargs
         grid = stage.adapter.grid(stage.transformer, arguments)
-        stage.place[0] += 1
-        for place, length in enumerate(grid or (0, 0, 0), start=1):
-            stage.place[place] = length
+        batch = arguments["hidden_states"].shape[0]
+        stage.signals[0] += 1
+        for place, length in enumerate((*(grid or (0, 0, 0)), batch), start=1):
+            stage.signals[place] = length
         if torch.compiler.is_compiling():  # the first layer begins the forward
             return
-        stage.ticks = int(stage.place[0])
+        stage.forwards, stage.batch = int(stage.signals[0]), batch
         runtime.begin_forward(stage, grid, arguments.get("timestep"))
-        for attention, layer in zip(modules, stage.layers, strict=True):
+        for attention, layer in zip(stage.attentions, stage.layers, strict=True):
             if not intercept.is_bound(attention):
                 bind(attention, layer)
-                runtime.note("processors were replaced after svoo was applied: it took them over")
+                runtime.statistics.note(
+                    "processors were replaced after svoo was applied: it took them over"
+                )
 
     undo.callback(stage.transformer.register_forward_pre_hook(before, with_kwargs=True).remove)
 
@@ -125,20 +160,22 @@ def _take_over(runtime: Runtime, stage: Stage, modules: list[nn.Module], undo: E
 class Handle:
     """An applied pipeline: statistics while it lasts, and the way back."""
 
-    def __init__(self, runtime: Runtime, method: str) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         """Wrap a runtime."""
         self._runtime = runtime
-        self._method = method
         self._undo = ExitStack()
+        self._applied = False
 
     def keep(self, undo: ExitStack) -> None:
         """Take over what undoes the application."""
         self._undo = undo
+        self._applied = True
 
     def remove(self) -> None:
         """Give the pipeline back exactly as it was; harmless if done before."""
         self._undo.close()
-        self._runtime.method.reset()
+        self._applied = False
+        self._runtime.forget()
 
     def set_step(self, step: int, num_steps: int) -> None:
         """Tell the step of the forwards to come, where no pipeline does.
@@ -146,13 +183,16 @@ class Handle:
         A smaller step, or another number of steps, begins a new video; the same step again is
         another forward of that step, such as the other branch of guidance.
         """
+        for name, number in (("step", step), ("num_steps", num_steps)):
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise ConfigError(f"{name} must be a whole number, got {number!r}")
         if not 0 <= step < num_steps:
             raise ConfigError(f"step must be in 0 .. {num_steps - 1}, got {step}")
         self._runtime.clock.set_by_hand(step, num_steps)
 
     def observe(self, observer: Observer | None) -> None:
-        """Show every dense call to `observer(call, query, key)`, `[B, H, N, D]` each, before it
-        runs."""
+        """Show every dense call of the videos to come to `observer(call, query, key)`, `[B, H, N,
+        D]` each, before it runs."""
         self._runtime.observer = observer
 
     def sigmas(self) -> Tensor | None:
@@ -160,39 +200,27 @@ class Handle:
         known."""
         return self._runtime.clock.sigmas()
 
-    def stats(self) -> dict[str, Any]:
-        """Return what happened so far as plain data; waits for the device."""
-        runtime = self._runtime
-        layers = [
-            {"stage": stage.index, "layer": layer.index, **layer.stats.as_data()}
-            for stage in runtime.stages
-            for layer in stage.layers
-        ]
-        sparse = sum(row["sparse_calls"] for row in layers)
-        density = None
-        if sparse:
-            done = [row for row in layers if row["sparse_calls"]]
-            density = sum(row["density"] * row["sparse_calls"] for row in done) / sparse
-        phases = layers[0]["seconds"] if layers else {}
-        return {
-            "method": self._method,
-            "backend": runtime.config.backend,
-            "calls": runtime.clock.call,
-            "steps": runtime.clock.steps,
-            "budgets": self._say_budgets(),
-            "density": density,
-            "layers": layers,
-            "seconds": {name: sum(row["seconds"][name] for row in layers) for name in phases},
-            "state_bytes": runtime.state_bytes,
-            "notes": list(runtime.notes),
-        }
+    @property
+    def config(self) -> MethodConfig:
+        """The method and its settings."""
+        return self._runtime.config
 
-    def _say_budgets(self) -> str:
-        runtime = self._runtime
-        if runtime.profile is not None:
-            facts = " ".join(f"{key}={fact}" for key, fact in runtime.profile.provenance.items())
-            return f"from a profile ({facts or 'no provenance'})"
-        return "measured in the warm-up" if runtime.measure else "none: mass alone decides"
+    def stats(self) -> RunStats:
+        """Return what happened so far; waits for the device."""
+        self._look_for_replaced()
+        return self._runtime.stats()
+
+    def _look_for_replaced(self) -> None:
+        """Warn, once, if the pipeline now has another transformer, which is dense."""
+        pipeline = self._runtime.clock.pipeline
+        if pipeline is None or not self._applied:
+            return
+        now = [transformer for transformer, _ in find_transformers(pipeline)]
+        if any(stage.transformer not in now for stage in self._runtime.stages):
+            text = "the pipeline's transformer was replaced after svoo.apply: the new one is dense"
+            if text not in self._runtime.statistics.notes:
+                warnings.warn(f"{text}; apply again", stacklevel=4)
+            self._runtime.statistics.note(text)
 
     def summary(self) -> str:
         """Return the statistics as a text table."""
@@ -226,7 +254,7 @@ def recognise(target: object) -> Model | None:
     config: Any = getattr(target, "config", {})
     name = dict(config).get("_name_or_path", "") if config else ""
     sizes = [
-        (len(find_attentions(transformer, adapter)), _count_heads(transformer))
+        (len(find_attentions(transformer, adapter)), count_heads(transformer))
         for transformer, adapter in find_transformers(target)
     ]
     kinds = {base.__name__ for base in type(target).__mro__}
@@ -236,8 +264,3 @@ def recognise(target: object) -> Model | None:
         if model.pipeline in kinds and sizes == [(model.layers, model.heads)] * model.stages:
             return model
     return None
-
-
-def _count_heads(transformer: nn.Module) -> int:
-    config: Any = transformer.config
-    return int(config.num_attention_heads)

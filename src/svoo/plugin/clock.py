@@ -29,6 +29,7 @@ class Clock:
         """Watch a pipeline, or None for a bare transformer."""
         self.pipeline = pipeline
         self._by_hand: tuple[int, int] | None = None
+        self._timesteps_by_hand: object = None  # the scheduler's when the step was set by hand
         self._timesteps: object = None
         self._timestep: object = None
         self._distinct = -1
@@ -43,6 +44,7 @@ class Clock:
         if self._by_hand is None or step < self._by_hand[0] or steps != self._by_hand[1]:
             self._running = False
         self._by_hand = (step, steps)
+        self._timesteps_by_hand = self._find_timesteps()
 
     def end_call(self) -> None:
         """Take the next forward as the first of a new call."""
@@ -51,7 +53,9 @@ class Clock:
     def begin_forward(self, timestep: object, context: Context | None) -> bool:
         """Note that a forward begins; return whether it is the first of a new call."""
         scheduler: Any = getattr(self.pipeline, "scheduler", None)
-        timesteps = getattr(scheduler, "timesteps", None)
+        timesteps = self._find_timesteps()
+        if timesteps is not self._timesteps_by_hand:  # a pipeline call came later: it knows better
+            self._by_hand = None
         new_call = not self._running or (
             timesteps is not None and timesteps is not self._timesteps
         )
@@ -67,6 +71,9 @@ class Clock:
         same = not new_call and self.step == before
         self.forward_in_step = self.forward_in_step + 1 if same else 0
         return new_call
+
+    def _find_timesteps(self) -> object:
+        return getattr(getattr(self.pipeline, "scheduler", None), "timesteps", None)
 
     def branch(self, context: Context | None) -> str:
         """Return the guidance branch of the present forward."""

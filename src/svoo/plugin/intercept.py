@@ -4,7 +4,7 @@ An attention backend of our own is registered with diffusers' dispatcher and cho
 processor *instances*: the model's own processor goes on doing projections, norms and rope, and
 cross-attention, which has other processors, never comes here. Processors that call torch's
 attention themselves are met there instead. Compiled graphs call us as one opaque operator, which
-is told its layer and its place in the run by tensors, so that one graph serves all layers and
+is told its layer and where the run stands by tensors, so that one graph serves all layers and
 sizes.
 """
 
@@ -40,10 +40,10 @@ class Layer(Protocol):
     dense_backend: Any
 
     @property
-    def place(self) -> Tensor:
-        """Where its forwards note their place; written before `attend` is called."""
+    def signals(self) -> Tensor:
+        """What its forwards write for it before `attend` is called."""
 
-    def begin(self, place: Tensor) -> None:
+    def begin(self, signals: Tensor) -> None:
         """Note where the forward stands that `attend` is about to be called in."""
 
     def attend(
@@ -52,7 +52,7 @@ class Layer(Protocol):
         """Attend over `[B, N, H, D]` as diffusers hands it over."""
 
 
-Binding = tuple[Tensor, Tensor]  # the number of a layer, and the place that its stage writes
+Binding = tuple[Tensor, Tensor]  # the number of a layer, and the signals of its stage
 # A compiled graph can hand over a tensor but no object: layers are found by number.
 _layers: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -130,10 +130,10 @@ def _call_layer(
     mask: Tensor | None,
     scale: float | None,
     number: Tensor,
-    place: Tensor,
+    signals: Tensor,
 ) -> Tensor:
     layer = _layers[int(number)]
-    layer.begin(place)
+    layer.begin(signals)
     return layer.attend(query, key, value, mask, scale)
 
 
@@ -145,9 +145,9 @@ def _attend_in_graph(
     mask: Tensor | None,
     scale: float | None,
     number: Tensor,
-    place: Tensor,
+    signals: Tensor,
 ) -> Tensor:
-    return _call_layer(query, key, value, mask, scale, number, place).contiguous()
+    return _call_layer(query, key, value, mask, scale, number, signals).contiguous()
 
 
 @_attend_in_graph.register_fake
@@ -208,7 +208,7 @@ def bind(attention: nn.Module, layer: Layer, *, calls_torch: bool = False) -> Un
     processor.__class__ = _bound_class(base, calls_torch=calls_torch)
     number = next(_numbers)
     _layers[number] = layer
-    processor._svoo_binding = torch.tensor(number, device="cpu"), layer.place
+    processor._svoo_binding = torch.tensor(number, device="cpu"), layer.signals
     attention.processor = processor
 
     def undo() -> None:

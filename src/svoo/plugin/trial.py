@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from svoo.core.random import seeded
+from svoo.methods.base import MethodConfig
+from svoo.methods.dense import DenseConfig
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.metrics.compare import Likeness, compare_videos
 from svoo.plugin.apply import apply
 from svoo.plugin.run import LoopTimer
 from svoo.profiles.profile import Profile
+from svoo.session.stats import RunStats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,14 +33,14 @@ class Trial:
     """
 
     name: str
-    config: SVOOConfig | None
+    config: MethodConfig
     frames: NDArray[np.float32]
     denoising: float
     total: float
     attention: float
     density: float
     recall: float
-    stats: Mapping[str, Any]
+    stats: RunStats
     likeness: Likeness | None
 
 
@@ -45,15 +48,15 @@ def warm_up(pipe: Any, call: Mapping[str, Any]) -> None:  # noqa: ANN401 (any pi
     """Run one step dense and one sparse, so that no trial is charged for what only the first call
     does: compiling kernels, asking the system for memory."""
     once = {**call, "num_inference_steps": 1, "output_type": "latent"}
-    for config in (None, SVOOConfig(dense_steps=0, dense_layers=0)):
-        with apply(pipe, config, None, "dense" if config is None else "svoo"):
+    for config in (DenseConfig(), SVOOConfig().always_sparse()):
+        with apply(pipe, config, None):
             pipe(**once, generator=seeded(0))
 
 
 def run_trial(
     pipe: Any,  # noqa: ANN401 (any pipeline class)
     name: str,
-    config: SVOOConfig | None,
+    config: MethodConfig | None,
     *,
     call: Mapping[str, Any],
     profile: Profile | None = None,
@@ -63,60 +66,51 @@ def run_trial(
 ) -> Trial:
     """Generate with `config` (None: dense) and compare with the trial `against`, if any.
 
-    `profile=None` looks for a stored one, or measures in the warm-up.
+    `profile=None` looks for a stored one, or lets the method measure for itself.
     """
-    method = "dense" if config is None else "svoo"
-    early: list[Mapping[str, Any]] = []  # the statistics when warm-up and ramp are over
-    with apply(pipe, config, profile or "auto", method) as handle:  # type: ignore[arg-type]
+    config = DenseConfig() if config is None else config
+    early: list[RunStats] = []  # the statistics when warm-up and ramp are over
+    with apply(pipe, config, profile or "auto") as handle:
 
         def note_step(done: int, steps: int) -> None:
-            if config is not None:
-                open_now, open_next = (
-                    config.dense_share(step, steps) for step in (done - 1, done)
-                )
-                if open_now > 0 and open_next == 0:
+            if isinstance(config, SVOOConfig):
+                now, later = (config.dense_share(step, steps) for step in (done - 1, done))
+                if now > 0 and later == 0:
                     early.append(handle.stats())
             if on_step is not None:
                 on_step(done, steps)
 
-        clock, start = LoopTimer(note_step), time.perf_counter()
-        generator = seeded(seed)
-        arguments = {**call, "generator": generator, "output_type": "np"}
-        frames = pipe(**arguments, **clock.as_argument(pipe)).frames[0]
+        timer, start = LoopTimer(note_step), time.perf_counter()
+        arguments = {**call, "generator": seeded(seed), "output_type": "np"}
+        frames = pipe(**arguments, **timer.as_argument(pipe)).frames[0]
         total, stats = time.perf_counter() - start, handle.stats()
-    aside = stats["seconds"]["recall"]
+    aside = stats.seconds["recall"]
+    sparse = stats.density is not None
     return Trial(
         name,
         config,
         frames,
-        clock.seconds - aside,
+        timer.seconds - aside,
         total - aside,
-        _seconds_a_call(stats, early[0] if early else None),
-        1.0 if stats["density"] is None else stats["density"],
-        _mean_recall(stats),
+        _seconds_per_call(stats, early[0] if early else None),
+        1.0 if stats.density is None else stats.density,
+        1.0 if not sparse else float("nan") if stats.recall is None else stats.recall,
         stats,
         None if against is None else compare_videos(against.frames, frames),
     )
 
 
-def _seconds_a_call(stats: Mapping[str, Any], early: Mapping[str, Any] | None) -> float:
-    """Return seconds a call, of those that came after the `early` statistics, if any did."""
-    phases = SPARSE_PHASES if stats["density"] is not None else ("dense",)
-    kind = "sparse_calls" if stats["density"] is not None else "dense_calls"
+def _seconds_per_call(stats: RunStats, early: RunStats | None) -> float:
+    """Return seconds per call, of those that came after the `early` statistics, if any did."""
+    sparse = stats.density is not None
 
-    def so_far(taken: Mapping[str, Any]) -> tuple[float, int]:
-        calls = sum(row[kind] for row in taken["layers"])
-        return sum(taken["seconds"][phase] for phase in phases), calls
+    def so_far(taken: RunStats) -> tuple[float, int]:
+        phases = SPARSE_PHASES if sparse else ("dense",)
+        calls = taken.sparse_calls if sparse else taken.dense_calls
+        return sum(taken.seconds[phase] for phase in phases), calls
 
     seconds, calls = so_far(stats)
     seconds_before, calls_before = (0.0, 0) if early is None else so_far(early)
     if calls_before == calls:
         return seconds / calls
     return (seconds - seconds_before) / (calls - calls_before)
-
-
-def _mean_recall(stats: Mapping[str, Any]) -> float:
-    if stats["density"] is None:
-        return 1.0
-    known = [row["recall"] for row in stats["layers"] if row["recall"] is not None]
-    return sum(known) / len(known) if known else float("nan")

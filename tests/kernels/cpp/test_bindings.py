@@ -5,7 +5,7 @@ import pytest
 from making import normal
 
 from svoo.kernels.cpp.bindings import Assignment, Attention, Centroids, point_to
-from svoo.kernels.cpp.build import FOLDER
+from svoo.kernels.cpp.build import SOURCE
 
 
 def test_a_pointer_says_where_the_tokens_are() -> None:
@@ -19,7 +19,7 @@ def test_a_pointer_says_where_the_tokens_are() -> None:
 
 @pytest.mark.parametrize("structure", [Attention, Assignment, Centroids])
 def test_fields_stand_in_the_order_of_the_source(structure: type[ctypes.Structure]) -> None:
-    text = (FOLDER / "calls.h").read_text()
+    text = SOURCE.with_name("calls.h").read_text()
     body = text[text.index(f"struct {structure.__name__} {{") :]
     body = body[: body.index("};")]
     body = re.sub(r"//.*", "", body)

@@ -5,6 +5,7 @@ import pytest
 
 from svoo import SVOOConfig, models
 from svoo.errors import ConfigError
+from svoo.methods.warm_up import count_dense_steps
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_bad_values_are_refused_by_name(setting: str, value: Any) -> None:
     ],
 )
 def test_dense_steps_as_a_fraction_or_a_count(dense: float, steps: int, count: int) -> None:
-    assert SVOOConfig(dense_steps=dense).count_dense_steps(steps) == count
+    assert count_dense_steps(SVOOConfig(dense_steps=dense), steps) == count
 
 
 def test_the_paper_preset_has_the_papers_numbers() -> None:

@@ -1,13 +1,13 @@
+import pytest
 import torch
 from making import normal
 
-from svoo import LabelState, SVOOConfig, VideoLayout
+from svoo import LabelState, Profile, SVOOConfig, VideoLayout
 from svoo.core.plan import BlockPlan
-from svoo.core.random import mix_seeds, seeded
-from svoo.core.selection import by_expected_error
-from svoo.methods.base import Call
-from svoo.methods.schedule import Dense, Schedule
-from svoo.methods.svoo.method import SVOOMethod, make_plan
+from svoo.methods.base import Call, Dense, Run
+from svoo.methods.svoo.budgets import ProfileBudgets
+from svoo.methods.svoo.method import SVOOMethod, plan_call
+from svoo.profiles.profile import flow_sigmas
 
 LAYOUT = VideoLayout(3, 4, 5)
 QUERY, KEY, VALUE = (normal(1, 2, 60, 8, seed=seed) for seed in range(3))
@@ -31,7 +31,12 @@ def same_labels(one: BlockPlan, two: BlockPlan) -> bool:
 
 def method(budgets: torch.Tensor | None = None, **settings: object) -> SVOOMethod:
     config = SVOOConfig(**({"dense_steps": 0, "query_clusters": 4, "key_clusters": 8} | settings))  # type: ignore[arg-type]
-    return SVOOMethod(config, Schedule(config, 10, budgets))
+    profile = None
+    if budgets is not None:  # [steps, layers, heads], of one input
+        masses = torch.tensor([0.95], dtype=torch.float64)
+        stages = torch.zeros(len(budgets), dtype=torch.int64)
+        profile = Profile(budgets[None, ..., None], flow_sigmas(len(budgets), 3.0), stages, masses)
+    return SVOOMethod(config, Run(steps=10, sigmas=flow_sigmas(10, 3.0), profile=profile))
 
 
 def test_labels_live_for_recluster_every_steps_by_age() -> None:
@@ -65,13 +70,29 @@ def test_layers_and_stages_have_their_own_labels() -> None:
     assert not same_labels(plans[0], plans[2])
 
 
-def test_state_is_int16_and_dropped_on_reset() -> None:
+def test_state_is_int16_and_ends_with_the_video() -> None:
     svoo = method(recluster_every=9)
     first = plan_at(svoo, 0)
     assert svoo.state_bytes == 2 * 2 * 60 * 2  # two sides, two heads, 60 tokens, two bytes
-    svoo.reset()
-    assert svoo.state_bytes == 0
-    assert not same_labels(first, plan_at(svoo, 1, OTHER))
+    next_video = svoo.config.start(svoo.run)
+    assert isinstance(next_video, SVOOMethod) and next_video.state_bytes == 0
+    assert not same_labels(first, plan_at(next_video, 1, OTHER))
+
+
+def test_samples_of_one_video_share_labels() -> None:
+    """Both branches in one batch: the labels of the first serve the other, centroids are fresh."""
+    both = torch.cat((QUERY, OTHER)), KEY.expand(2, -1, -1, -1), VALUE.expand(2, -1, -1, -1)
+    call = Call(0, 1, LAYOUT, branch=("uncond", "cond"))
+    plan = method(mass=0.4).plan(*both, call)
+    alone = plan_at(method(mass=0.4), 0)
+    assert isinstance(plan, BlockPlan)
+    for sample in (0, 1):
+        assert torch.equal(plan.query_blocks()[sample], alone.query_blocks()[0])
+        assert torch.equal(plan.key_blocks()[sample], alone.key_blocks()[0])
+    assert torch.equal(plan.keep[0], alone.keep[0]) and not torch.equal(plan.keep[1], plan.keep[0])
+    apart = method(mass=0.4, share_branches=False).plan(*both, call)
+    assert isinstance(apart, BlockPlan)
+    assert not torch.equal(apart.query_blocks()[1], alone.query_blocks()[0])
 
 
 def test_labels_of_another_shape_are_never_used() -> None:
@@ -106,27 +127,34 @@ def test_the_same_seed_gives_the_same_plan_and_another_another() -> None:
     assert not same_labels(plan_at(one, 0), plan_at(three, 0))
 
 
-def test_blocks_can_be_ranked_by_another_score() -> None:
-    config = SVOOConfig(dense_steps=0, query_clusters=4, key_clusters=8, mass=0.4)
-    layout = VideoLayout(3, 4, 4, text=12)
-    by_error = SVOOMethod(config, Schedule(config, 10, None), by_expected_error)
-    plan = by_error.plan(QUERY, KEY, VALUE, Call(0, 1, layout))
-    plain = SVOOMethod(config, Schedule(config, 10, None)).plan(
-        QUERY, KEY, VALUE, Call(0, 1, layout)
-    )
-    assert isinstance(plan, BlockPlan) and isinstance(plain, BlockPlan)
-    assert same_labels(plan, plain)
-    assert not torch.equal(plan.keep, plain.keep)
-    video = KEY[:, :, :48], VALUE[:, :, :48]
-    exact = make_plan(
-        QUERY,
-        KEY,
-        config,
-        layout=layout,
-        generator=seeded(mix_seeds(config.seed, 0, 1, 0)),
-        score=by_expected_error(*video),
-    )
-    assert torch.equal(plan.keep, exact.keep)
+def test_budgets_are_looked_up_clipped_and_end_with_the_run() -> None:
+    budgets = torch.rand(10, 3, 2, generator=torch.Generator().manual_seed(0))
+    svoo = method(budgets, dense_layers=0, budget_range=(0.3, 0.6))
+    for step, row in ((2, 2), (12, 9)):  # a scheduler may run on after its last step
+        _, found = svoo.targets(Call(step, 1), 2)
+        torch.testing.assert_close(found, budgets[row, 1].clamp(0.3, 0.6))
+
+
+def test_a_ramp_falls_from_dense_to_the_settings() -> None:
+    svoo = method(torch.full((10, 1, 2), 0.2), mass=0.6, dense_steps=2, ramp=0.3, dense_layers=0)
+    parts = [0.75, 0.5, 0.25, 0, 0, 0, 0, 0]
+    for step, part in enumerate(parts, start=2):
+        mass, found = svoo.targets(Call(step, 0), 2)
+        assert mass == pytest.approx(0.6 + 0.4 * part) and found is not None
+        assert found.tolist() == pytest.approx([0.2 + 0.8 * part] * 2)
+    assert method(mass=0.6).targets(Call(0, 5), 2) == (0.6, None)
+
+
+def test_without_noise_levels_every_step_takes_the_profiles_mean() -> None:
+    budgets = torch.rand(10, 2, 2, generator=torch.Generator().manual_seed(1))
+    profile = method(budgets).run.profile
+    assert profile is not None
+    notes: list[str] = []
+    found = ProfileBudgets(Run(steps=4, profile=profile, note=notes.append), profile)
+    first, last = (found.at(Call(step, 1), 2) for step in (0, 3))
+    torch.testing.assert_close(first, budgets.mean(dim=0)[1])
+    torch.testing.assert_close(first, last)
+    assert "no noise levels" in notes[0]
 
 
 def test_k_means_instead_of_co_clustering() -> None:
@@ -137,6 +165,6 @@ def test_many_clusters_still_fit_the_state() -> None:
     tokens = normal(1, 1, 33_000, 1)
     config = SVOOConfig(query_clusters=2, key_clusters=32_999, iterations=1)
     state = LabelState()
-    make_plan(tokens, tokens, config, state=state)
+    plan_call(tokens, tokens, config, Call(0, 0), state=state)
     assert state.labels is not None
     assert [side.dtype for side in state.labels] == [torch.int16, torch.int32]

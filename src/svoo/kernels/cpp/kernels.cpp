@@ -3,23 +3,23 @@
 // Every entry point is called by all threads at once; each takes pieces of work until none is left,
 // and one that finds no memory counts itself in `failures`.
 
+#pragma GCC visibility push(hidden)  // what is not exported is inlined and called directly
 #include "attention.h"
 #include "clusters.h"
-
-#define EXPORT __attribute__((visibility("default")))
+#pragma GCC visibility pop
 
 extern "C" {
-EXPORT int has_bfloat16_products() { return HAS_BFLOAT16_PRODUCTS; }
-EXPORT void powers_of_two(float *numbers, int64_t vectors) {  // for tests, in place
+int has_bfloat16_products() { return HAS_BFLOAT16_PRODUCTS; }
+void powers_of_two(float *numbers, int64_t vectors) {  // for tests, in place
     for (int64_t i = 0; i < vectors * LANES; i += LANES)
         store(power_of_two(load(numbers + i)), numbers + i);
 }
-EXPORT void pack_float32(Attention *call) { pack<float>(*call); }
-EXPORT void pack_bfloat16(Attention *call) { pack<BFloat16>(*call); }
-EXPORT void attend_float32(Attention *call) { attend<float>(*call); }
-EXPORT void attend_bfloat16(Attention *call) { attend<BFloat16>(*call); }
-EXPORT void assign_float32(Assignment *call) { assign<float>(*call); }
-EXPORT void assign_bfloat16(Assignment *call) { assign<BFloat16>(*call); }
-EXPORT void update_centroids_float32(Centroids *call) { update_centroids<float>(*call); }
-EXPORT void update_centroids_bfloat16(Centroids *call) { update_centroids<BFloat16>(*call); }
+void pack_float32(Attention *call) { pack<float>(*call); }
+void pack_bfloat16(Attention *call) { pack<BFloat16>(*call); }
+void attend_float32(Attention *call) { attend<float>(*call); }
+void attend_bfloat16(Attention *call) { attend<BFloat16>(*call); }
+void assign_float32(Assignment *call) { assign<float>(*call); }
+void assign_bfloat16(Assignment *call) { assign<BFloat16>(*call); }
+void update_centroids_float32(Centroids *call) { update_centroids<float>(*call); }
+void update_centroids_bfloat16(Centroids *call) { update_centroids<BFloat16>(*call); }
 }

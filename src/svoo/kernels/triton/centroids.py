@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from svoo.core.layout import dense_rows
+from svoo.core.layout import dense_rows, plain
 from svoo.kernels.triton.launch import Launch, padded
 
 ROWS = 32
@@ -48,9 +48,9 @@ def plan_launch(tokens: Tensor, order: Tensor | None, sizes: Tensor, means: Tens
     tokens = dense_rows(tokens)
     arguments = {
         "tokens": tokens,
-        "order": None if order is None else order.contiguous(),
+        "order": None if order is None else plain(order),
         "ends": sizes.cumsum(dim=-1),
-        "sizes": sizes.contiguous(),
+        "sizes": plain(sizes),
         "means": means,
         "batch_stride": tokens.stride(0),
         "head_stride": tokens.stride(1),

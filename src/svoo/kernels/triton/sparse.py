@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from svoo.core.layout import dense_rows
+from svoo.core.layout import dense_rows, empty_rows, plain
 from svoo.kernels.triton.centroids import fill_means
 from svoo.kernels.triton.launch import Launch, interpreted, multiply, padded
 from svoo.kernels.triton.ranges import PIECE, Kept, Pieces, cut, keep_pieces
@@ -67,7 +67,7 @@ def sparse_attention(
         means = _means(key, value, key_order, key_sizes, compensate)
     if return_lse:
         lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    output = torch.empty_like(query)
+    output = empty_rows(query)
     plan_launch(
         query,
         key,
@@ -124,7 +124,7 @@ def plan_launch(
 ) -> Launch:
     """Return the launch that fills output and lse; rows of the tokens are dense."""
     batch, heads, queries, size = query.shape
-    query_order, key_order = (None if order is None else order.contiguous() for order in orders)
+    query_order, key_order = (None if order is None else plain(order) for order in orders)
     tensors = {"query": query, "key": key, "value": value, "output": output}
     strides = {
         f"{name}_{axis}": tensor.stride(place)

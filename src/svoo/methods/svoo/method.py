@@ -3,108 +3,101 @@ branches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from svoo.core.clustering import CoClusters, co_cluster, default_clusters, from_labels, k_means
-from svoo.core.layout import VideoLayout
+from svoo.core.clustering import CoClusters, co_cluster, default_clusters, k_means
 from svoo.core.plan import BlockPlan, plan_from_clusters
-from svoo.core.random import mix_seeds, seeded
-from svoo.core.selection import BlockScore, by_mass, select_blocks
-from svoo.core.validate import inference_only
-from svoo.methods.base import Call, Watch, unwatched
-from svoo.methods.schedule import Dense, Schedule
+from svoo.core.selection import select_blocks
+from svoo.methods.base import Call, Dense, Run
+from svoo.methods.svoo.budgets import find_budgets
 from svoo.methods.svoo.config import SVOOConfig
+from svoo.methods.svoo.labels import LabelState
+from svoo.methods.warm_up import warm_up
 
-ScoreMaker = Callable[[Tensor, Tensor], BlockScore]
-"""Makes a block score for the video keys and values of a call, e.g. `by_expected_error`."""
 
+class SVOOMethod:
+    """The paper's method over a run: budgets, and one `LabelState` for every (stage, layer)."""
 
-@dataclass
-class LabelState:
-    """One layer's labels between calls, int16 where they fit, and the step that they were made at.
+    def __init__(self, config: SVOOConfig, run: Run) -> None:
+        """Start with nothing remembered."""
+        self.config = config
+        self.run = run
+        self.budgets = find_budgets(config, run)
+        self._states: dict[tuple[int, int, str, int, int], LabelState] = {}
 
-    The caller sets `step` before each call; labels of another shape are never used.
-    """
+    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+        """Return dense in the warm-up, else the blocks that mass and budgets ask for."""
+        dense = self.budgets.before(query, key, call, warm_up(self.config, self.run.steps, call))
+        if dense is not None:
+            return dense
+        branch = ""
+        if not self.config.share_branches:
+            branch = call.branch if isinstance(call.branch, str) else " ".join(call.branch)
+        place = call.stage, call.layer, branch, call.sample, call.head_offset
+        state = self._states.setdefault(place, LabelState())
+        state.step = call.step
+        mass, budgets = self.targets(call, query.shape[1])
+        if budgets is not None:
+            budgets = budgets.to(query.device, non_blocking=True)
+        config = replace(self.config, mass=mass)
+        return plan_call(query, key, config, call, budgets=budgets, state=state)
 
-    step: int = 0
-    made_at: int = 0
-    counts: tuple[int, int] = (0, 0)
-    labels: tuple[Tensor, Tensor] | None = None
-
-    def reuse(self, query: Tensor, key: Tensor, recluster_every: int) -> CoClusters | None:
-        """Return clusters with the remembered labels and fresh centroids, or None if new ones are
-        due."""
-        if self.labels is None or not 0 <= self.step - self.made_at < recluster_every:
-            return None
-        if any(
-            kept.shape != tokens.shape[:3] or kept.device != tokens.device
-            for kept, tokens in zip(self.labels, (query, key), strict=True)
-        ):
-            return None
-        return from_labels(query, key, *self.labels, self.counts)
-
-    def remember(self, clusters: CoClusters) -> None:
-        """Keep the labels of new clusters."""
-        sides = (clusters.query, clusters.key)
-        self.counts = clusters.query.sizes.shape[2], clusters.key.sizes.shape[2]
-        narrow = [
-            torch.int16 if count <= torch.iinfo(torch.int16).max else torch.int32
-            for count in self.counts
-        ]
-        query, key = (side.labels.to(dtype) for side, dtype in zip(sides, narrow, strict=True))
-        self.labels, self.made_at = (query, key), self.step
+    def targets(self, call: Call, heads: int) -> tuple[float, Tensor | None]:
+        """Return the mass to cover and the budgets `[heads]` of a call, on their way from dense
+        while the ramp lasts."""
+        config = self.config
+        share = config.dense_share(call.step, self.run.steps)
+        mass = config.mass + share * (1 - config.mass)
+        budgets = self.budgets.at(call, heads)
+        if budgets is None:
+            return mass, None
+        budgets = budgets.clamp(*config.budget_range)
+        return mass, budgets + share * (1 - budgets)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that the labels take."""
-        return sum(side.nbytes for side in self.labels or ())
+    def state_bytes(self) -> int:
+        """Bytes of all labels."""
+        return sum(state.nbytes for state in self._states.values())
 
 
-@inference_only
-def make_plan(
+def plan_call(
     query: Tensor,
     key: Tensor,
     config: SVOOConfig,
+    call: Call,
     *,
     budgets: Tensor | None = None,
-    layout: VideoLayout | None = None,
     state: LabelState | None = None,
-    scale: float | None = None,
-    generator: torch.Generator | None = None,
-    score: BlockScore = by_mass,
-    watch: Watch = unwatched,
 ) -> BlockPlan:
-    """Return SVOO's plan for query `[B, H, N, D]` and key `[B, H, M, D]`: cluster, select, add
-    text and padding.
-
-    Text and padding (see `layout`) are outside clustering and selection. Waits for no device.
-    """
-    if layout is not None:
-        query, key = layout.video_part(query), layout.video_part(key)
-    with watch("clustering"):
-        clusters = state.reuse(query, key, config.recluster_every) if state else None
+    """Cluster and select: SVOO's plan for the video tokens query `[B, H, N, D]` and key `[B, H, M,
+    D]`. Budgets are `[H]` or `[B, H]`. Waits for no device."""
+    with call.watch("clustering"):
+        videos = call.videos(len(query)) if config.share_branches else list(range(len(query)))
+        clusters = state.reuse(query, key, config.recluster_every, videos) if state else None
         if clusters is None:
-            step = state.step if state else 0
-            chance = generator or seeded(mix_seeds(config.seed, step))
-            clusters = _cluster(query, key, config, chance)
-            if state:
-                state.remember(clusters)
-    with watch("selection"):
+            state = state or LabelState(step=call.step)
+            firsts = [videos.index(video) for video in range(max(videos) + 1)]
+            shown = (query, key) if len(firsts) == len(query) else (query[firsts], key[firsts])
+            made = _cluster(*shown, config, call.chance(config.seed))
+            state.remember(made)
+            clusters = made
+            if len(firsts) < len(query):
+                clusters = state.reuse(query, key, config.recluster_every, videos)
+                assert clusters is not None
+    with call.watch("selection"):
         keep = select_blocks(
             clusters,
             budgets,
             mass=config.mass,
             theta=config.theta,
-            scale=scale,
+            scale=call.scale,
             unit=config.budget_unit,
-            score=score,
             check=False,
         )
-        return plan_from_clusters(clusters, keep, compensate=config.compensate, layout=layout)
+        return plan_from_clusters(clusters, keep, compensate=False)
 
 
 def _cluster(
@@ -120,58 +113,3 @@ def _cluster(
         generator=generator,
         check=False,
     )
-
-
-class SVOOMethod:
-    """The paper's method over a run: a schedule, and one `LabelState` for every (stage, layer)."""
-
-    name = "svoo"
-
-    def __init__(
-        self, config: SVOOConfig, schedule: Schedule, score: ScoreMaker | None = None
-    ) -> None:
-        """Start with nothing remembered; `score` ranks the blocks of a call (None: by mass)."""
-        self.config = config
-        self.schedule = schedule
-        self.score = score
-        self._states: dict[tuple[int, int, str, int], LabelState] = {}
-
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:
-        """Return what the schedule says for this step and layer."""
-        decision = self.schedule.at(call.step, call.layer)
-        if isinstance(decision, Dense):
-            return decision
-        budgets = decision.budgets
-        if budgets is not None:
-            heads = query.shape[1]
-            budgets = budgets[call.head_offset : call.head_offset + heads].to(
-                query.device, non_blocking=True
-            )
-        branch = "" if self.config.share_branches else call.branch
-        place = call.stage, call.layer, branch, call.sample
-        state = self._states.setdefault(place, LabelState())
-        state.step = call.step
-        score: BlockScore = by_mass
-        if self.score is not None:
-            score = self.score(call.layout.video_part(key), call.layout.video_part(value))
-        return make_plan(
-            query,
-            key,
-            replace(self.config, mass=decision.mass),
-            budgets=budgets,
-            layout=call.layout,
-            state=state,
-            scale=call.scale,
-            generator=seeded(mix_seeds(self.config.seed, call.stage, call.layer, call.step)),
-            score=score,
-            watch=call.watch,
-        )
-
-    def reset(self) -> None:
-        """Drop all labels."""
-        self._states.clear()
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of all labels."""
-        return sum(state.nbytes for state in self._states.values())

@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from svoo.plugin.stats import LayerStats, RunningMean, Stopwatch, summarise
+from svoo.session.stats import LayerCounter, RunningMean, RunStats, Statistics, Stopwatch
 
 
 def mean_of(*values: torch.Tensor) -> RunningMean:
@@ -65,39 +65,39 @@ def test_a_mean_follows_its_layer_to_another_device() -> None:
     assert mean._sum is not None and mean._sum.device.type == "meta"
 
 
+def counted(*densities: torch.Tensor, recall: float | None = None) -> LayerCounter:
+    counter = LayerCounter()
+    for density in densities:
+        counter.sparse_calls += 1
+        counter.density.add(density)
+        if recall is not None:
+            counter.recall.add(torch.tensor([recall]))
+    return counter
+
+
 def test_a_layers_numbers_are_means_over_calls() -> None:
-    stats = LayerStats(
-        sparse_calls=2, density=mean_of(torch.tensor([0.2, 0.4]), torch.tensor([0.4, 0.6]))
-    )
-    data = stats.as_data()
-    assert data["density_by_head"] == [0.30000001192092896, 0.5]
-    assert round(data["density"], 6) == 0.4
-    assert data["recall"] is None
+    counter = counted(torch.tensor([0.2, 0.4]), torch.tensor([0.4, 0.6]))
+    counter.work["clustering"] += 0.04
+    stats = counter.read(0, 3)
+    assert (stats.stage, stats.layer) == (0, 3)
+    assert stats.density_by_head == [0.30000001192092896, 0.5]
+    assert stats.density is not None and round(stats.density, 6) == 0.4
+    assert stats.recall is None and stats.work == {"clustering": 0.02}
 
 
-def test_the_table_has_a_row_a_layer_and_all_reasons() -> None:
-    stats = LayerStats(sparse_calls=1, density=mean_of(torch.tensor([0.25])))
-    stats.reasons["because"] = 3
-    stats.backends["blocked"] = 1
-    data = {
-        "method": "svoo",
-        "backend": "auto",
-        "calls": 1,
-        "steps": 20,
-        "budgets": "measured",
-        "density": 0.25,
-        "layers": [{"stage": 0, "layer": 4, **stats.as_data()}],
-        "seconds": stats.watch.seconds(),
-        "state_bytes": 1234,
-        "notes": ["a remark"],
-    }
-    text = summarise(data)
-    assert "1 calls on the blocked backend (auto: the first that can run)" in text
-    for part in (
-        "    0     4       1",
-        "0.250",
-        "3 dense calls: because",
-        "note: a remark",
-        "1,234 bytes",
-    ):
-        assert part in text
+def test_a_runs_numbers_are_weighted_by_calls() -> None:
+    one, two = counted(torch.tensor([0.2]), recall=0.5), counted(*[torch.tensor([0.6])] * 3)
+    run = RunStats("svoo", "auto", 1, 4, "", [one.read(0, 0), two.read(0, 1)], 7, ("a remark",))
+    assert run.density == pytest.approx(0.5) and run.recall == pytest.approx(0.5)
+    assert (run.sparse_calls, run.dense_calls) == (4, 0)
+    data = run.as_dict()
+    assert data["density"] == run.density and data["layers"][1]["sparse_calls"] == 3
+    assert data["notes"] == ("a remark",) and set(data["seconds"]) >= {"attention", "dense"}
+    assert RunStats("svoo", "auto", 0, None, "", [], 0).density is None
+
+
+def test_notes_are_kept_once() -> None:
+    statistics = Statistics()
+    for text in ("one", "two", "one"):
+        statistics.note(text)
+    assert statistics.notes == ["one", "two"]

@@ -1,0 +1,30 @@
+"""The warm-up that every method has: the first steps and the first layers stay dense."""
+
+from __future__ import annotations
+
+import math
+
+from svoo.methods.base import Call, Dense, MethodConfig
+
+
+def fraction_of(steps: int, fraction: float) -> int:
+    """Return a fraction of the steps, rounded up; a hair above a whole number is that number."""
+    return math.ceil(fraction * steps - 1e-6)
+
+
+def count_dense_steps(config: MethodConfig, steps: int) -> int:
+    """Return how many of `steps` stay dense at the start."""
+    if isinstance(config.dense_steps, float):
+        return fraction_of(steps, config.dense_steps)
+    return min(config.dense_steps, steps)
+
+
+def warm_up(config: MethodConfig, steps: int, call: Call) -> Dense | None:
+    """Return dense if a call belongs to the warm-up of a run of `steps` steps, else None."""
+    dense_steps = count_dense_steps(config, steps)
+    if call.step < dense_steps:
+        reason = f"warm-up: the first {dense_steps} of {steps} steps are dense"
+        return Dense(reason, planned=True)
+    if call.layer < config.dense_layers:
+        return Dense(f"the first {config.dense_layers} layers are dense", planned=True)
+    return None

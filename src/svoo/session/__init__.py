@@ -1,0 +1,6 @@
+"""Sparse attention without a pipeline: one call, or the whole life of a video."""
+
+from svoo.session.one_call import make_plan, sparse_attention
+from svoo.session.session import Session
+
+__all__ = ["Session", "make_plan", "sparse_attention"]

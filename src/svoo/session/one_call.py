@@ -1,0 +1,159 @@
+"""One attention call of any method, for those who have no pipeline to plug into."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from svoo.backends import run_plan
+from svoo.core.layout import VideoLayout
+from svoo.core.plan import BlockPlan
+from svoo.core.random import mix_seeds, seeded
+from svoo.core.validate import check_budgets, check_tokens, inference_only
+from svoo.errors import ConfigError
+from svoo.methods.base import Call, Corrected, Dense, MethodConfig, Run
+from svoo.methods.svoo.config import SVOOConfig
+from svoo.methods.svoo.labels import LabelState
+from svoo.methods.svoo.method import plan_call
+from svoo.session.session import correct_video, finish_plan
+
+
+@inference_only
+def make_plan(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    config: MethodConfig,
+    *,
+    layout: VideoLayout | None = None,
+    step: int | None = None,
+    steps: int | None = None,
+    layer: int = 0,
+    layers: int = 1,
+    scale: float | None = None,
+    generator: torch.Generator | None = None,
+    check: bool = True,
+) -> BlockPlan:
+    """Return what any method would compute of query `[B, H, N, D]` and key, value `[B, H, M, D]`,
+    text and padding included.
+
+    `step=None` is a sparse step: the warm-up is left out. A method that needs the grid of the
+    video refuses `layout=None`. A plan that is dense in this step (see `step`) keeps everything.
+    """
+    _check(query, key, value, config, layout, check=check)
+    decision = _decide(
+        query, key, value, config, layout, step, steps, layer, layers, scale, generator
+    )
+    if isinstance(decision, Dense):
+        return finish_plan(_everything(query, key, layout), config, layout)
+    plan = decision.plan if isinstance(decision, Corrected) else decision
+    return finish_plan(plan, config, layout)
+
+
+@inference_only
+def sparse_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    config: MethodConfig,
+    *,
+    budgets: Tensor | None = None,
+    layout: VideoLayout | None = None,
+    state: LabelState | None = None,
+    scale: float | None = None,
+    generator: torch.Generator | None = None,
+    check: bool = True,
+) -> Tensor:
+    """Attend from query `[B, H, N, D]` to key, value `[B, H, M, D]`, computing only the blocks
+    that a method keeps; the warm-up is left out.
+
+    `layout` says where text and padding are. For SVOO: `budgets` (`[H]` or `[B, H]`) are kept
+    fractions from a profile, None lets mass alone decide; `state` carries labels to later calls of
+    the same layer: set `state.step` before each. `check=False` skips the checks that wait for the
+    device. For inference: no gradients flow.
+    """
+    _check(query, key, value, config, layout, check=check)
+    decision: BlockPlan | Corrected | Dense
+    if budgets is None and state is None:
+        decision = _decide(query, key, value, config, layout, scale=scale, generator=generator)
+    elif isinstance(config, SVOOConfig):
+        if budgets is not None:
+            check_budgets(budgets, *query.shape[:2], values=check)
+            budgets = budgets.clamp(*config.budget_range)
+        step = state.step if state else 0
+        chance = generator or seeded(mix_seeds(config.seed, step))
+        call = Call(step, 0, layout, scale=scale, generator=chance)
+        shown = [side if layout is None else layout.video_part(side) for side in (query, key)]
+        decision = plan_call(shown[0], shown[1], config, call, budgets=budgets, state=state)
+    else:
+        raise ConfigError(f"budgets and state are SVOO's; {config.name} takes neither")
+    assert not isinstance(decision, Dense)  # without warm-up
+    plan = decision.plan if isinstance(decision, Corrected) else decision
+    plan = finish_plan(plan, config, layout)
+    if not isinstance(decision, Corrected):
+        return run_plan(query, key, value, plan, backend=config.backend, scale=scale)
+    output, lse = run_plan(
+        query, key, value, plan, backend=config.backend, scale=scale, return_lse=True
+    )
+    assert lse is not None
+    return correct_video(output, lse, decision, layout)
+
+
+def _check(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    config: MethodConfig,
+    layout: VideoLayout | None,
+    *,
+    check: bool,
+) -> None:
+    if not isinstance(config, MethodConfig):
+        raise ConfigError(
+            f"config must be a MethodConfig such as svoo.SVOOConfig(), got {type(config).__name__}"
+        )
+    check_tokens(query, key, value, finite=check)
+    if layout is not None:
+        for tokens in (query, key):
+            layout.check(tokens.shape[0], tokens.shape[2], values=check)
+
+
+def _decide(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    config: MethodConfig,
+    layout: VideoLayout | None,
+    step: int | None = None,
+    steps: int | None = None,
+    layer: int = 0,
+    layers: int = 1,
+    scale: float | None = None,
+    generator: torch.Generator | None = None,
+) -> BlockPlan | Corrected | Dense:
+    if step is None:
+        config = config.always_sparse()
+    run = Run(steps=steps or (step or 0) + 1, layers=layers, heads=query.shape[1])
+    call = Call(step or 0, layer, layout, scale=scale, generator=generator)
+    tokens = (query, key, value)
+    if layout is not None:
+        tokens = tuple(layout.video_part(side) for side in tokens)  # type: ignore[assignment]
+    return config.start(run).plan(*tokens, call)
+
+
+def _everything(query: Tensor, key: Tensor, layout: VideoLayout | None) -> BlockPlan:
+    """Return the plan of one block that keeps all video tokens."""
+    lead, device = query.shape[:2], query.device
+    counts = (query.shape[2], key.shape[2]) if layout is None else (layout.video, layout.video)
+    sizes = [torch.full((*lead, 1), count, device=device) for count in counts]
+    keep = torch.ones(*lead, 1, 1, dtype=torch.bool, device=device)
+    return BlockPlan(
+        None,
+        None,
+        sizes[0],
+        sizes[1],
+        keep,
+        check=False,
+        query_tokens=counts[0],
+        key_tokens=counts[1],
+    )

@@ -1,0 +1,49 @@
+"""The statistics of a run as a text table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from textwrap import wrap
+
+from svoo.session.stats import PHASES, RunStats
+
+_WIDTH = 80
+
+
+def summarise(stats: RunStats) -> str:
+    """Return a table with a row for each layer, then the reasons, then where budgets are from; no
+    line is longer than a terminal."""
+    lines = [
+        f"method {stats.method}, {stats.calls} calls of the pipeline, the last with "
+        f"{stats.steps} steps",
+        "",
+        "stage layer sparse  dense density  recall  cluster  select  attend   dense s",
+    ]
+    reasons: Counter[str] = Counter()
+    backends: Counter[str] = Counter()
+    for row in stats.layers:
+        times = "".join(f"{row.seconds[phase]:8.2f}" for phase in PHASES[:4])
+        lines.append(
+            f"{row.stage:5d} {row.layer:5d} {row.sparse_calls:6d} {row.dense_calls:6d} "
+            f"{_figure(row.density)} {_figure(row.recall)} {times}"
+        )
+        reasons.update(row.dense_reasons)
+        backends.update(row.backends)
+    lines.append("")
+    why = "auto: the first that can run" if stats.backend == "auto" else "asked for by name"
+    notes = [f"{count} calls on the {name} backend ({why})" for name, count in backends.items()]
+    notes += [f"{count} dense calls: {reason}" for reason, count in reasons.items()]
+    notes += [f"note: {note}" for note in stats.notes]
+    aside = stats.seconds["measuring"] + stats.seconds["recall"]
+    notes.append(
+        f"density over sparse calls {_figure(stats.density).strip()}; measuring took "
+        f"{aside:.2f} s; state {stats.state_bytes:,} bytes"
+    )
+    notes.append(f"budgets: {stats.budgets}")
+    for note in notes:
+        lines += wrap(note, _WIDTH, subsequent_indent="  ", break_long_words=False)
+    return "\n".join(lines)
+
+
+def _figure(value: float | None) -> str:
+    return "      -" if value is None else f"{value:7.3f}"
