@@ -16,7 +16,13 @@ from svoo.backends import cpp
 from svoo.errors import BackendUnavailableError
 from svoo.kernels import cpp as kernels
 from svoo.kernels.cpp import bindings
-from svoo.kernels.cpp.build import COMPILERS, INSTRUCTIONS, compile_library, find_flags, load_library
+from svoo.kernels.cpp.build import (
+    COMPILERS,
+    INSTRUCTIONS,
+    compile_library,
+    find_flags,
+    load_library,
+)
 from svoo.kernels.cpp.clusters import assign, update_centroids
 
 pytestmark = pytest.mark.compiler
@@ -132,9 +138,7 @@ def test_powers_of_two_are_as_exact_as_the_source_says() -> None:
     x = torch.cat((near, torch.linspace(-126, 127, 1 << 16).double())).float()
     x = x[: len(x) // 16 * 16].contiguous()
     exact = x.double().exp2()
-    load_library().powers_of_two(
-        ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(len(x) // 16)
-    )
+    load_library().powers_of_two(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(len(x) // 16))
     assert float((x.double() / exact - 1).abs().max()) < 2.2e-7
     low = torch.full((16,), -1000.0)
     load_library().powers_of_two(ctypes.c_void_p(low.data_ptr()), ctypes.c_int64(1))

@@ -96,7 +96,7 @@ def co_cluster(
     query_centroids, key_centroids = _start(
         query, key, query_clusters, key_clusters, iterations, initial, generator, check=check
     )
-    by = _choose(query, implementation)
+    by = choose_implementation(query, implementation)
     query_side, key_side = query_centroids, key_centroids
     clusters = None
     for _ in range(iterations):
@@ -132,7 +132,7 @@ def k_means(
     centroids = _start(
         query, key, query_clusters, key_clusters, iterations, initial, generator, check=check
     )
-    by = _choose(query, implementation)
+    by = choose_implementation(query, implementation)
     sides = []
     for tokens, start in zip((query, key), centroids, strict=True):
         centres, side = start, None
@@ -161,12 +161,12 @@ def from_labels(
     ):
         shape = (*tokens.shape[:2], count, tokens.shape[3])
         empty = torch.zeros(shape, dtype=accumulation_dtype(tokens), device=tokens.device)
-        by = _choose(tokens, "auto")
+        by = choose_implementation(tokens, "auto")
         sides.append(_update_centroids(tokens, labels.long(), empty, by=by))
     return CoClusters(*sides)
 
 
-def _choose(tokens: Tensor, implementation: Implementation) -> Implementation:
+def choose_implementation(tokens: Tensor, implementation: Implementation) -> Implementation:
     """Return the implementation to run: never another than the one asked for."""
     if implementation not in get_args(Implementation):
         known = ", ".join(get_args(Implementation))

@@ -72,6 +72,30 @@ class Centroids(ctypes.Structure):
     )
 
 
+class Moments(ctypes.Structure):
+    """Tokens in cluster order to be averaged; the pieces of work are stretches of clusters."""
+
+    _fields_ = (
+        ("tokens", Tokens),
+        *_pointers("order", "sizes", "means", "variances"),
+        *_numbers("pairs", "heads", "count", "size", "clusters"),
+        *_numbers("next_stretch", "failures"),
+    )
+
+
+class FarField(ctypes.Structure):
+    """Key blocks to be seen by query means; the pieces of work are stretches of key blocks."""
+
+    _fields_ = (
+        *(("key", Tokens), ("value", Tokens)),
+        *_pointers("query_means", "key_means", "key_order", "key_sizes"),
+        *_pointers("shifts", "totals", "values", "lengths"),
+        *_numbers("pairs", "heads", "keys", "size", "query_blocks", "key_blocks"),
+        ("scale", ctypes.c_double),
+        *_numbers("next_stretch", "failures"),
+    )
+
+
 def padded_size(size: int) -> int:
     """Return the numbers of a packed row: as in tiles.h."""
     return -(-size // 32) * 32

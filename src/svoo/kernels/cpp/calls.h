@@ -53,3 +53,26 @@ struct Centroids {
     int64_t batch, heads, count, size, clusters;
     std::atomic<int64_t> next_head, failures;
 };
+
+struct Moments {
+    Tokens tokens;
+    const int64_t *order;      // [batch, heads, tokens]
+    const int64_t *sizes;      // [batch, heads, clusters]
+    float *means, *variances;  // [batch, heads, clusters, size]
+    int64_t pairs, heads, count, size, clusters;
+    std::atomic<int64_t> next_stretch, failures;
+};
+
+struct FarField {
+    Tokens key, value;
+    const float *query_means;  // [batch, heads, query blocks, size]
+    const float *key_means;    // [batch, heads, key blocks, size]
+    const int64_t *key_order;  // [batch, heads, keys]
+    const int64_t *key_sizes;  // [batch, heads, key blocks]
+    float *shifts, *totals;    // [batch, heads, query blocks, key blocks]: log2 S = shift + log2 total
+    void *values;              // the same shape, size: numbers as the tokens are
+    float *lengths;            // of the values
+    int64_t pairs, heads, keys, size, query_blocks, key_blocks;
+    double scale;
+    std::atomic<int64_t> next_stretch, failures;
+};

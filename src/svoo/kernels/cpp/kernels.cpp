@@ -3,9 +3,12 @@
 // Every entry point is called by all threads at once; each takes pieces of work until none is left,
 // and one that finds no memory counts itself in `failures`.
 
+#include "calls.h"
+
 #pragma GCC visibility push(hidden)  // what is not exported is inlined and called directly
 #include "attention.h"
 #include "clusters.h"
+#include "far_field.h"
 #pragma GCC visibility pop
 
 extern "C" {
@@ -22,4 +25,8 @@ void assign_float32(Assignment *call) { assign<float>(*call); }
 void assign_bfloat16(Assignment *call) { assign<BFloat16>(*call); }
 void update_centroids_float32(Centroids *call) { update_centroids<float>(*call); }
 void update_centroids_bfloat16(Centroids *call) { update_centroids<BFloat16>(*call); }
+void find_moments_float32(Moments *call) { find_moments<float>(*call); }
+void find_moments_bfloat16(Moments *call) { find_moments<BFloat16>(*call); }
+void see_blocks_float32(FarField *call) { see_blocks<float>(*call); }
+void see_blocks_bfloat16(FarField *call) { see_blocks<BFloat16>(*call); }
 }

@@ -55,14 +55,13 @@ inline bool any_above(Vector x, Vector y) {
 #endif
 }
 
-inline Vector square_root(Vector x) {
+inline float add_lanes(Vector x) {
 #if defined(__AVX512F__)
-    return (Vector)_mm512_sqrt_ps((__m512)x);
-#elif defined(__AVX2__)
-    return (Vector)_mm256_sqrt_ps((__m256)x);
+    return _mm512_reduce_add_ps((__m512)x);
 #else
-    for (int lane = 0; lane < LANES; lane++) x[lane] = std::sqrt(x[lane]);
-    return x;
+    float sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += x[lane];
+    return sum;
 #endif
 }
 
