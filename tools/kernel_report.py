@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from svoo.errors import BackendUnavailableError
-from svoo.kernels.triton import DTYPES, assign, centroids, ranges, sparse
+from svoo.kernels.triton import NEEDS, assign, centroids, ranges, sparse
 from svoo.kernels.triton.launch import Launch, interpreted
 from svoo.kernels.triton.tiles import assignment_tile, attention_tile
 
@@ -110,7 +110,7 @@ def launches(architecture: int, *, everything: bool) -> Iterator[tuple[str, Laun
     """Give the launches of a whole call on an architecture, for tensors that hold no numbers."""
     yield "ranges", _ranges()
     for size in HEAD_SIZES if everything else (128,):
-        for dtype in DTYPES if everything else (torch.bfloat16,):
+        for dtype in NEEDS.dtypes if everything else (torch.bfloat16,):
             yield "attention", _attention(architecture, size, dtype, kept=True, means=False)
             yield (
                 "attention, compensated",

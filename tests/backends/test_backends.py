@@ -1,4 +1,4 @@
-from importlib import metadata
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,10 +7,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from svoo import backends as backends_module
 from svoo import run_plan
-from svoo.backends import BACKENDS, resolve
+from svoo.backends import BACKENDS, describe_backends, resolve
+from svoo.core import needs
 from svoo.errors import BackendUnavailableError, PlanError, ShapeError
 from svoo.kernels import cpp
-from svoo.kernels import triton as kernels
 
 CASE = Case(1, 2, 20, 30, 8, 3, 4, seed=0)
 
@@ -59,9 +59,9 @@ def test_the_ladder(
     capability: tuple[int, int] | None,
     missing: str,
 ) -> None:
-    version = "0.5.0" if missing == "flashinfer" else "0.7.2"
-    monkeypatch.setattr(metadata, "version", lambda _name: version)
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None if name == missing else name)
+    monkeypatch.setattr(
+        needs, "find_version", lambda module, _name: None if module == missing else "0.7.2"
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(cpp, "why_no_library", lambda: missing if missing == "c++" else None)
     with FakeTensorMode():
@@ -98,3 +98,15 @@ def test_a_plan_for_other_tensors_is_refused_with_both_sizes() -> None:
         run_plan(query[:, :1], key[:, :1], value[:, :1], plan)
     with pytest.raises(ShapeError, match="head size"):
         run_plan(query, normal(1, 2, 30, 7), value, plan)
+
+
+def test_the_documentation_has_the_needs_as_they_are() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
+    assert describe_backends() in text
+
+
+def test_every_backend_says_what_it_needs() -> None:
+    for backend in BACKENDS:
+        described = backend.needs.describe()
+        assert all(described.values()), backend.name
+        assert list(described) == list(BACKENDS[0].needs.describe())

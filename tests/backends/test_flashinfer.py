@@ -1,6 +1,5 @@
 import math
 import sys
-from importlib import metadata
 from types import ModuleType
 
 import pytest
@@ -9,10 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from making import Case, cases, plan_on
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from svoo import BlockPlan, run_plan
+from svoo.backends import Workspace
 from svoo.backends import flashinfer as backend_module
 from svoo.backends.flashinfer import FlashInferBackend, _drop_empty
+from svoo.core import needs
 
 
 class Wrapper:
@@ -110,12 +112,15 @@ def assert_is_the_reference(
     query, key, value = (tensor.double() for tensor in tokens)
     exact = run_plan(query, key, value, plan, backend="reference", scale=0.2, return_lse=True)
     backend = FlashInferBackend()
-    got = backend.run(*tokens, plan, scale=0.2, return_lse=True)
+    workspace = Workspace()
+    got = backend.run(*tokens, plan, scale=0.2, return_lse=True, workspace=workspace)
+    assert workspace.nbytes == 128 << 20
     assert got.output.dtype == tokens[0].dtype
     assert got.lse is not None and exact.lse is not None
     for one, other in ((got.output, exact.output), (got.lse, exact.lse)):
         torch.testing.assert_close(one.double(), other, atol=tolerance, rtol=tolerance)
-    assert backend.run(*tokens, plan, scale=0.2, return_lse=False).lse is None
+    again = backend.run(*tokens, plan, scale=0.2, return_lse=False, workspace=workspace)
+    assert again.lse is None and torch.equal(again.output, got.output)
 
 
 @pytest.mark.usefixtures("stub")
@@ -162,15 +167,18 @@ def test_the_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     query, plan = case.tokens(torch.bfloat16)[0], case.plan(compensate=False)
     backend = FlashInferBackend()
 
-    def missing(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", missing)
-    assert "not installed: pip install flashinfer-python" in (backend.why_not(query, plan) or "")
-    monkeypatch.setattr(metadata, "version", lambda _name: "0.5.3")
-    assert backend.why_not(query, plan) == "needs flashinfer-python 0.6 or 0.7, got 0.5.3"
-    monkeypatch.setattr(metadata, "version", lambda _name: "0.7.2.post1")
     assert backend.why_not(query, plan) == "needs a CUDA tensor, got cpu"
+    with FakeTensorMode():
+        query = torch.empty(query.shape, dtype=query.dtype, device="cuda")
+    expected = {
+        None: "needs flashinfer, which is not installed: pip install flashinfer-python",
+        "0.5.3": "needs flashinfer-python 0.6 or 0.7, got 0.5.3",
+        "": "needs flashinfer-python 0.6 or 0.7, got an unknown version",
+        "0.7.2.post1": None,
+    }
+    for version, reason in expected.items():
+        monkeypatch.setattr(needs, "find_version", lambda *_names, found=version: found)
+        assert backend.why_not(query, plan) == reason
 
 
 @pytest.mark.gpu

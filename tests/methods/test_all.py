@@ -15,6 +15,8 @@ NAMES = [row.name for row in svoo.available_methods() if row.name != "dense"]
 # The clips have 48 video tokens: settings that leave something out of so few.
 SMALL: dict[str, dict[str, Any]] = {
     "svoo": {"query_clusters": 4, "key_clusters": 8, "mass": 0.5},
+    "svg2": {"query_clusters": 6000, "key_clusters": 12000, "mass": 0.5},
+    "svg-ear": {"query_clusters": 6000, "key_clusters": 12000, "mass": 0.5},
 }
 
 

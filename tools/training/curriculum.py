@@ -56,6 +56,8 @@ LOOKS = {"shape": 0.2, "cover": 1.0, "place": 0.1, "time": 0.0, "motion": 0.0}
 MOTION = {"shape": 0.1, "cover": 1.0, "place": 0.4, "time": 0.5, "motion": 0.3}
 LATER = {"shape": 0.1, "cover": 1.0, "place": 0.4, "time": 0.3, "motion": 0.2}
 
+# Words, shapes and paths are learnt on the small grid, at 40 % of the price; full pictures go
+# along from the second stage on: on a grid that it has not seen the model draws no thing at all.
 STAGES = (
     Stage(
         "pictures",
@@ -71,9 +73,27 @@ STAGES = (
         gates=(Gate(2_000, "shape", least=0.5),),
     ),
     Stage(
+        "both grids",
+        1_000,
+        (Kind(SMALL, 1, 12, 1.0), Kind(FULL, 1, 6, 1.5)),
+        rate=3e-3,
+        averaging=0.995,
+        guides=LOOKS,
+        high=(0.2, 0.7),
+        measure_every=500,
+        measured=Kind(FULL, 1, 24, 1.0),
+        fall=0.3,
+        gates=(Gate(1_000, "shape", least=0.4),),
+    ),
+    Stage(
         "few frames",
         3_000,
-        (Kind(SMALL, 1, 12, 1.0), Kind(SMALL, 2, 10, 2.0), Kind(SMALL, 4, 5, 1.0)),
+        (
+            Kind(SMALL, 1, 12, 0.5),
+            Kind(FULL, 1, 6, 0.6),
+            Kind(SMALL, 2, 10, 2.0),
+            Kind(SMALL, 4, 5, 1.0),
+        ),
         rate=2.5e-3,
         averaging=0.995,
         guides=MOTION,
@@ -88,8 +108,10 @@ STAGES = (
         "more frames",
         8_000,
         (
-            Kind(SMALL, 1, 12, 1.5),
+            Kind(SMALL, 1, 12, 1.0),
+            Kind(FULL, 1, 6, 1.0),
             Kind(SMALL, 2, 10, 0.3),
+            Kind(FULL, 2, 4, 0.3),
             Kind(SMALL, 4, 5, 1.2),
             Kind(SMALL, 7, 3, 0.5),
             Kind(SMALL, 13, 2, 0.3),
@@ -102,18 +124,6 @@ STAGES = (
         measured=Kind(SMALL, 13, 16, 1.0),
         image_share=0.2,
         gates=(Gate(4_000, "motion", least=0.5),),
-    ),
-    Stage(
-        "full pictures",
-        3_000,
-        (Kind(FULL, 1, 8, 3.0), Kind(SMALL, 4, 5, 1.0)),
-        rate=2e-3,
-        averaging=0.998,
-        guides=LATER,
-        high=(0.2, 0.8),
-        measure_every=600,
-        measured=Kind(FULL, 1, 48, 1.0),
-        gates=(Gate(1_200, "shape", least=0.6),),
     ),
     Stage(
         "full, few frames",

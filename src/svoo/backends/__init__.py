@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, NamedTuple, overload
 
 from torch import Tensor
 
-from svoo.backends.base import Attention, Backend
+from svoo.backends.base import Attention, Backend, Workspace
 from svoo.backends.blocked import BlockedBackend
 from svoo.backends.cpp import CppBackend
 from svoo.backends.flashinfer import FlashInferBackend
@@ -22,7 +22,17 @@ from svoo.core.validate import (
 )
 from svoo.errors import BackendUnavailableError
 
-__all__ = ["BACKENDS", "Attention", "Backend", "resolve", "run_plan"]
+__all__ = [
+    "BACKENDS",
+    "Attended",
+    "Attention",
+    "Backend",
+    "Workspace",
+    "attend",
+    "describe_backends",
+    "resolve",
+    "run_plan",
+]
 
 BACKENDS: tuple[Backend, ...] = (
     TritonBackend(),
@@ -81,7 +91,6 @@ def run_plan(
 ) -> Attention: ...
 
 
-@inference_only
 def run_plan(
     query: Tensor,
     key: Tensor,
@@ -97,12 +106,55 @@ def run_plan(
 
     `return_lse=True` returns (output, log-sum-exp `[B, H, N]`). For inference: no gradients flow.
     """
+    result = attend(query, key, value, plan, backend=backend, scale=scale, return_lse=return_lse)
+    return Attention(result.output, result.lse) if return_lse else result.output
+
+
+class Attended(NamedTuple):
+    """As `Attention`, and the name of the backend that ran."""
+
+    output: Tensor
+    lse: Tensor | None
+    backend: str
+
+
+@inference_only
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: BlockPlan,
+    *,
+    backend: str = "auto",
+    scale: float | None = None,
+    return_lse: bool = False,
+    workspace: Workspace | None = None,
+) -> Attended:
+    """Do what `run_plan` does, for those who count backends or keep memory between calls.
+
+    Without a `workspace` all memory goes when the call ends.
+    """
     check_tensor("value", value)
     check_tokens(query, key, value, finite=False)
     check_type("plan", plan, BlockPlan)
     plan.check_fits(query, key)
     chosen = resolve(backend, query, plan)
     result = chosen.run(
-        query, key, value, plan, scale=default_scale(query, scale), return_lse=return_lse
+        query,
+        key,
+        value,
+        plan,
+        scale=default_scale(query, scale),
+        return_lse=return_lse,
+        workspace=Workspace() if workspace is None else workspace,
     )
-    return result if return_lse else result.output
+    return Attended(result.output, result.lse, chosen.name)
+
+
+def describe_backends() -> str:
+    """Return the backends and what they need as a table in Markdown."""
+    rows = {backend.name: backend.needs.describe() for backend in BACKENDS}
+    columns = tuple(next(iter(rows.values())))
+    lines = [("backend", *columns), ("---",) * (1 + len(columns))]
+    lines += [(f"`{name}`", *needs.values()) for name, needs in rows.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from svoo.backends.base import Attention
+from svoo.backends.base import Attention, Workspace
 from svoo.core.layout import dense_rows, empty_rows, plain
 from svoo.core.plan import BlockPlan
 from svoo.core.terms import FarTerms, Terms, compensated
-from svoo.kernels.cpp import bindings, why_no_bfloat16_products, why_no_cpp
+from svoo.kernels.cpp import NEEDS, bindings, why_no_bfloat16_products, why_no_cpp
 
 Products = Literal["float32", "bf16"]
 PACKED_BYTES = 1 << 28  # that packed keys and values may take; a single head may take more
@@ -30,18 +31,18 @@ class CppBackend:
     a megabyte or two.
     """
 
-    workspace_bytes = 0
-
     def __init__(self, products: Products = "float32") -> None:
         """Say in what float32 tokens are multiplied."""
         self.name = "cpp" if products == "float32" else "cpp-bf16"
+        extra = ", AVX512_BF16" if products == "bf16" else ""
+        self.needs = replace(NEEDS, tool=NEEDS.tool + extra)
         self.products = products
 
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
         """Return what the kernel needs and does not have."""
         if plan.keep.device != query.device:
             return f"needs a plan on {query.device}, got one on {plan.keep.device}"
-        reason = why_no_cpp(query)
+        reason = self.needs.why_not(query, plan.terms) or why_no_cpp(query)
         return why_no_bfloat16_products() if not reason and self.products == "bf16" else reason
 
     def run(
@@ -53,6 +54,7 @@ class CppBackend:
         *,
         scale: float,
         return_lse: bool,
+        workspace: Workspace,  # noqa: ARG002 (keeps nothing)
     ) -> Attention:
         """Attend in one kernel; threads share out the query blocks."""
         query, key, value = (dense_rows(tokens) for tokens in (query, key, value))

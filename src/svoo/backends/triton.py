@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
-from svoo.backends.base import Attention, why_no_far_terms
+from svoo.backends.base import Attention, Workspace
 from svoo.core.plan import BlockPlan
-from svoo.core.terms import compensated
-from svoo.kernels.triton import why_no_kernels
+from svoo.core.terms import MeanTerms, compensated
+from svoo.kernels.triton import NEEDS
 
 
 class TritonBackend:
@@ -15,11 +17,11 @@ class TritonBackend:
     run."""
 
     name = "triton"
-    workspace_bytes = 0
+    needs = replace(NEEDS, terms=(MeanTerms,))
 
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
         """Return what the kernels need and do not have."""
-        return why_no_far_terms(plan) or why_no_kernels(query)
+        return self.needs.why_not(query, plan.terms)
 
     def run(
         self,
@@ -30,6 +32,7 @@ class TritonBackend:
         *,
         scale: float,
         return_lse: bool,
+        workspace: Workspace,  # noqa: ARG002 (keeps nothing)
     ) -> Attention:
         """Attend in one kernel that gathers the tokens itself."""
         from svoo.kernels.triton.sparse import sparse_attention

@@ -9,6 +9,8 @@ from svoo.methods.base import MethodConfig
 from svoo.methods.bsa import BSAConfig
 from svoo.methods.dense import DenseConfig
 from svoo.methods.draft import DraftAttentionConfig
+from svoo.methods.svg2 import SVG2Config
+from svoo.methods.svg_ear import SVGEARConfig
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.methods.vsa import VSAConfig
 
@@ -59,6 +61,20 @@ METHODS: tuple[MethodRow, ...] = (
         "3-D tiles that cover a mass, as the tile's unlike queries see it",
         "dropped",
         trained=True,
+    ),
+    MethodRow(
+        "svg2",
+        SVG2Config,
+        "Sparse VideoGen2, arXiv 2505.18875",
+        "blocks of k-means clusters that cover a mass",
+        "dropped",
+    ),
+    MethodRow(
+        "svg-ear",
+        SVGEARConfig,
+        "SVG-EAR, arXiv 2603.08982",
+        "blocks of k-means clusters with the largest error",
+        "one term per left-out block",
     ),
 )
 PRESETS = ("paper", "release")  # SVOO's, accepted as names of methods

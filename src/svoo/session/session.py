@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from svoo.backends import resolve, run_plan
+from svoo.backends import Workspace, attend
+from svoo.core.far_field import add_far_terms
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan, add_text
 from svoo.core.quality import recall
@@ -54,6 +55,7 @@ class Session:
         calibrate: bool = False,
         head_weights: Callable[[], Tensor | None] = unknown,
         statistics: Statistics | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
         """Start the method; nothing of another video is known to it."""
         for name, count in (("steps", steps), ("layers", layers), ("heads", heads)):
@@ -61,6 +63,7 @@ class Session:
                 raise ConfigError(f"{name} must be a whole number >= 1, got {count!r}")
         self.config = config
         self.statistics = statistics or Statistics()
+        self.workspace = Workspace() if workspace is None else workspace
         self.run = Run(
             steps=steps,
             layers=layers,
@@ -213,25 +216,23 @@ class Session:
         query, key, value = tokens
         layout = call.layout
         plan = decision.plan if isinstance(decision, Corrected) else decision
-        plan = finish_plan(plan, self.config, layout)
+        with call.watch("selection"):
+            plan = finish_plan(plan, tokens, self.config, layout, call.scale)
         with call.watch("attention"):
+            output, lse, backend = attend(
+                query,
+                key,
+                value,
+                plan,
+                backend=self.config.backend,
+                scale=call.scale,
+                return_lse=isinstance(decision, Corrected),
+                workspace=self.workspace,
+            )
             if isinstance(decision, Corrected):
-                output, lse = run_plan(
-                    query,
-                    key,
-                    value,
-                    plan,
-                    backend=self.config.backend,
-                    scale=call.scale,
-                    return_lse=True,
-                )
-                assert lse is not None
+                assert lse is not None  # asked for
                 output = correct_video(output, lse, decision, layout)
-            else:
-                output = run_plan(
-                    query, key, value, plan, backend=self.config.backend, scale=call.scale
-                )
-        counter.backends[resolve(self.config.backend, query, plan).name] += 1
+        counter.backends[backend] += 1
         padding = None if layout is None else layout.padding
         density = plan.density(padding).mean(dim=0)
         if isinstance(decision, Corrected):
@@ -246,7 +247,7 @@ class Session:
     @property
     def state_bytes(self) -> int:
         """Bytes kept from one attention call to the next."""
-        return self.method.state_bytes + self.statistics.nbytes
+        return self.method.state_bytes + self.statistics.nbytes + self.workspace.nbytes
 
     def stats(self) -> RunStats:
         """Return what happened so far; waits for the device."""
@@ -270,11 +271,20 @@ def _video(tokens: Tensor, layout: VideoLayout | None) -> Tensor:
     return tokens if layout is None else layout.video_part(tokens)
 
 
-def finish_plan(plan: BlockPlan, config: MethodConfig, layout: VideoLayout | None) -> BlockPlan:
+def finish_plan(
+    plan: BlockPlan,
+    tokens: Sequence[Tensor],
+    config: MethodConfig,
+    layout: VideoLayout | None,
+    scale: float | None = None,
+) -> BlockPlan:
     """Return a method's plan for the video with what all methods have in common: compensation, if
     the config asks for it and the method did not do it, then text and padding."""
     if config.compensate == "mean" and plan.terms is None:
         plan = replace(plan, terms=MeanTerms(plan.key_sizes > 0), check=False)
+    if config.compensate == "far" and plan.terms is None:
+        query, key, value = (_video(side, layout) for side in tokens)
+        plan = add_far_terms(plan, query, key, value, scale=scale)
     return plan if layout is None else add_text(plan, layout, check=False)
 
 

@@ -44,7 +44,7 @@ def test_batches_have_what_losses_need(tmp_path: Path, monkeypatch: pytest.Monke
         Pool(tmp_path, vae, STATISTICS, (2, 4), pictures=kind) for kind in (True, False)
     )
     chance = random.Random(0)
-    stage = STAGES[2]
+    stage = STAGES[3]
     one = draw_batch(stage, Kind((2, 4), 1, 12, 1.0), pictures, chance)
     assert one.clean.shape == one.noise.shape == (12, 16, 1, 2, 4)
     assert not one.from_image

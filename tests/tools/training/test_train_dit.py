@@ -23,7 +23,7 @@ PICTURES = replace(
     gates=(),
 )
 CLIPS = replace(
-    STAGES[1],
+    STAGES[2],
     steps=6,
     kinds=(Kind(CELLS, 1, 2, 1.0), Kind(CELLS, 2, 2, 1.0)),
     measure_every=6,

@@ -1,8 +1,8 @@
 """Kernels for the CPU in C++: attention, assignment, centroids. Importing this compiles nothing.
 
-kernels.cpp is what Python calls; attention.h, clusters.h the work; segment.h the softmax over
-rows; tiles.h, products.h, vectors.h the arithmetic; calls.h the structures. Each kernel has a slow
-definition in torch that it is tested against.
+kernels.cpp is what Python calls; attention.h, clusters.h, far_field.h the work; segment.h the
+softmax over rows; tiles.h, products.h, vectors.h the arithmetic; calls.h the structures. Each
+kernel has a slow definition in torch that it is tested against.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from svoo.core.needs import Needs
 from svoo.kernels.cpp.build import load_library, why_no_library
 
+NEEDS = Needs(
+    device="cpu", dtypes=(torch.float32, torch.bfloat16), tool="a C++ compiler at the first use"
+)
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -20,12 +24,7 @@ def why_no_cpp(tokens: Tensor) -> str | None:
 
     The first question that gets so far compiles them, in about ten seconds.
     """
-    if tokens.device.type != "cpu":
-        return f"needs a CPU tensor, got {tokens.device}"
-    if tokens.dtype not in DTYPES:
-        got = str(tokens.dtype).removeprefix("torch.")
-        return f"runs {', '.join(DTYPES.values())}, got {got}"
-    return why_no_library()
+    return NEEDS.why_not(tokens) or why_no_library()
 
 
 def why_no_bfloat16_products() -> str | None:
