@@ -2,8 +2,8 @@
 
     python benchmarks/far_field.py --out out/benchmarks           # 7,488 tokens, head size 32
 
-Labels, sort and moments, centroid pass, selection, kept rows and terms; nothing is timed before the
-C++ forms agree with the torch ones.
+Labels, sort and moments, centroid pass, selection, kept rows and terms; nothing is timed before
+the C++ forms agree with the torch ones.
 """
 
 from __future__ import annotations
@@ -37,9 +37,14 @@ def check(parts: tuple[Tensor, Tensor, Tensor], plan: BlockPlan, scale: float) -
     counts = plan.keep.shape[2], plan.keep.shape[3]
     clusters = from_labels(query, key, plan.query_blocks(), plan.key_blocks(), counts)
     means = clusters.query.centroids, clusters.key.centroids
-    wide = [plan.permute_keys(side).double() for side in (key, value)]
-    centres = [side.double() for side in means]
-    exact = look(*centres, *wide, plan.key_sizes, scale=scale)
+    exact = look(
+        means[0].double(),
+        means[1].double(),
+        plan.permute_keys(key).double(),
+        plan.permute_keys(value).double(),
+        plan.key_sizes,
+        scale=scale,
+    )
     assert plan.key_order is not None
     bias, seen, _ = see_blocks(*means, key, value, plan.key_order, plan.key_sizes, scale)
     full = plan.key_sizes.unsqueeze(2) > 0
@@ -70,7 +75,10 @@ def parts_of(
     assert plan.query_order is not None and plan.key_order is not None
     orders = plan.query_order, plan.key_order, plan.key_order
     sizes = plan.query_sizes, plan.key_sizes, plan.key_sizes
-    means = [moments(query, *orders[:1], sizes[0])[0], moments(key, orders[1], sizes[1])[0]]
+    query_mean, key_mean = (
+        moments(side, order, own)[0]
+        for side, order, own in zip((query, key), orders, sizes, strict=False)
+    )
 
     def sort_and_moments() -> None:
         for side, count in zip(labels, counts, strict=True):
@@ -89,7 +97,9 @@ def parts_of(
         "dense": lambda: scaled_dot_product_attention(query, key, value),
         "labels, one iteration": cluster,
         "sort and moments": sort_and_moments,
-        "centroid pass": lambda: see_blocks(*means, key, value, order, plan.key_sizes, scale),
+        "centroid pass": lambda: see_blocks(
+            query_mean, key_mean, key, value, order, plan.key_sizes, scale
+        ),
         "plan, all of it": make_plan,
         "plan without groups": lambda: make_plan(0),
         "attention": lambda: run_plan(query, key, value, plan, backend="cpp"),
