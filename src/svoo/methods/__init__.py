@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from svoo.errors import ConfigError
+from svoo.methods.adaspa import AdaSpaConfig
 from svoo.methods.base import MethodConfig
 from svoo.methods.bsa import BSAConfig
 from svoo.methods.dense import DenseConfig
@@ -13,6 +14,9 @@ from svoo.methods.pisa import PISAConfig
 from svoo.methods.radial import RadialConfig
 from svoo.methods.sol import SolConfig
 from svoo.methods.spargeattn import SpargeAttnConfig
+from svoo.methods.rainfusion import RainFusionConfig
+from svoo.methods.rainfusion2 import RainFusion2Config
+from svoo.methods.sta import STAConfig
 from svoo.methods.svg2 import SVG2Config
 from svoo.methods.svg_ear import SVGEARConfig
 from svoo.methods.svoo.config import SVOOConfig
@@ -77,6 +81,11 @@ METHODS: tuple[MethodRow, ...] = (
         XAttentionConfig,
         "XAttention, arXiv 2503.16428",
         "blocks that cover a mass, estimated along antidiagonals",
+    MethodRow(
+        "sta",
+        STAConfig,
+        "Sliding Tile Attention, arXiv 2502.04507",
+        "a window of 3-D tiles, per step, layer and head",
         "dropped",
     ),
     MethodRow(
@@ -101,6 +110,27 @@ METHODS: tuple[MethodRow, ...] = (
         "3-D tiles that cover a mass, as the tile's unlike queries see it",
         "dropped",
         trained=True,
+    ),
+    MethodRow(
+        "rainfusion",
+        RainFusionConfig,
+        "RainFusion, arXiv 2505.21036",
+        "a band in the order of tokens that suits the head, and the first frame",
+        "dropped",
+    ),
+    MethodRow(
+        "rainfusion2",
+        RainFusion2Config,
+        "RainFusion 2, Ascend MindIE-SD",
+        "the best blocks of windows by their means, and the first frame",
+        "dropped",
+    ),
+    MethodRow(
+        "adaspa",
+        AdaSpaConfig,
+        "AdaSpa, arXiv 2502.21079",
+        "the best blocks of exact attention at two steps",
+        "dropped",
     ),
     MethodRow(
         "svg2",
