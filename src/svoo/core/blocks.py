@@ -11,11 +11,6 @@ from svoo.core.terms import Terms
 from svoo.core.validate import accumulation_dtype
 
 
-def count_blocks(tokens: int, block: int) -> int:
-    """Return how many blocks of `block` tokens cover so many tokens."""
-    return -(-tokens // block)
-
-
 def block_sizes(tokens: int, block: int, device: torch.device) -> Tensor:
     """Return the sizes of the blocks, int64 `[C]`: all `block`, but perhaps the last."""
     starts = torch.arange(0, tokens, block, device=device)
@@ -54,14 +49,6 @@ def split_blocks(tokens: Tensor, block: int) -> Tensor:
     whole = pad(tokens, (0, 0, 0, missing)) if missing else tokens
     blocks: Tensor = whole.unflatten(2, (-1, block))
     return blocks
-
-
-def keep_top(scores: Tensor, count: int | Tensor) -> Tensor:
-    """Return which blocks are among the `count` best of their row of scores `[..., C]`; of equal
-    ones the first. `count` is one for all, or one per row `[..., 1]`."""
-    order = scores.argsort(dim=-1, descending=True, stable=True)
-    chosen = torch.arange(scores.shape[-1], device=scores.device) < count
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, chosen.expand_as(order))
 
 
 def plan_blocks(

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from svoo.catalogue import find_model
-from svoo.core.blocks import block_means, block_sizes, keep_top, plan_blocks, split_blocks
+from svoo.core.blocks import block_means, block_sizes, plan_blocks, split_blocks
 from svoo.core.plan import BlockPlan
+from svoo.core.selection import keep_best
 from svoo.core.validate import accumulation_dtype, default_scale
 from svoo.methods.base import (
     Call,
@@ -90,7 +91,7 @@ class _PISA:
             if config.bias:
                 norms = _first_orders(key, value, config.block).flatten(3).norm(dim=-1)
                 scores = scores + (norms + 1e-5).log().unsqueeze(2)
-            keep = keep_top(scores, max(1, int(config.density * scores.shape[3])))
+            keep = keep_best(scores, max(1, int(config.density * scores.shape[3])))
             tokens = query.shape[2], key.shape[2]
             plan = plan_blocks(keep, tokens, (config.block, config.block))
             if config.compensate != "mean" or not config.first_order:
@@ -130,18 +131,19 @@ def _correct(
 ) -> Tensor:
     """Return the output `[B, H, N, D]` plus each token's left-out share times q `slope`.
 
-    The share is the log-sum-exp of the token's mean terms against that of all it attends to, `lse`
-    `[B, H, N]`.
+    The share is the sum of the token's mean terms in its softmax, whose log-sum-exp is `lse` `[B,
+    H, N]`: none of them is above 1.
     """
     rows = max(1, _CHUNK // (keep[..., 0, :].numel() * block))
     sizes = block_sizes(keys, block, query.device)
-    bias = torch.where(keep, -torch.inf, sizes.log().to(key_means.dtype))
+    bias = torch.where(keep, -torch.inf, sizes.log().to(key_means.dtype)).unsqueeze(3)
+    scaled = (key_means * scale).mT
     corrected = torch.empty_like(output)
     for first in range(0, keep.shape[2], rows):
         here = slice(first * block, (first + rows) * block)
         queries = query[:, :, here].to(key_means.dtype)
-        logits = split_blocks(queries @ key_means.mT * scale, block)
-        left = (logits + bias[:, :, first : first + rows].unsqueeze(3)).logsumexp(dim=-1)
-        share = (left.flatten(2)[:, :, : queries.shape[2]] - lse[:, :, here]).exp().clamp(max=1)
-        corrected[:, :, here] = output[:, :, here] + share.unsqueeze(-1) * (queries @ slope)
+        terms = (queries @ scaled).sub_(lse[:, :, here].unsqueeze(-1))
+        terms = split_blocks(terms, block).add_(bias[:, :, first : first + rows]).exp_()
+        share = terms.sum(dim=-1).flatten(2)[:, :, : queries.shape[2]].unsqueeze(-1)
+        corrected[:, :, here] = output[:, :, here] + share * (queries @ slope)
     return corrected
