@@ -16,6 +16,7 @@ NAMES = [row.name for row in svoo.available_methods() if row.name != "dense"]
 SMALL: dict[str, dict[str, Any]] = {
     "svoo": {"query_clusters": 4, "key_clusters": 8, "mass": 0.5},
     "svg2": {"query_clusters": 6000, "key_clusters": 12000, "mass": 0.5},
+    "clusterattention": {"query_block": 8, "key_block": 8},
     "svg-ear": {"query_clusters": 6000, "key_clusters": 12000, "mass": 0.5},
 }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from svoo.errors import ConfigError
 from svoo.methods.base import MethodConfig
 from svoo.methods.bsa import BSAConfig
+from svoo.methods.clusterattention import ClusterAttentionConfig
 from svoo.methods.dense import DenseConfig
 from svoo.methods.draft import DraftAttentionConfig
 from svoo.methods.svg2 import SVG2Config
@@ -74,6 +75,13 @@ METHODS: tuple[MethodRow, ...] = (
         SVGEARConfig,
         "SVG-EAR, arXiv 2603.08982",
         "blocks of k-means clusters with the largest error",
+        "one term per left-out block",
+    ),
+    MethodRow(
+        "clusterattention",
+        ClusterAttentionConfig,
+        "ClusterAttention, arXiv 2608.26965",
+        "a share of equal-size clusters, made in the other side's metric",
         "one term per left-out block",
     ),
 )
