@@ -280,5 +280,27 @@ def plan_far_field(
     return replace(plan, keep=keep, terms=terms)
 
 
+@inference_only
+def add_far_terms(
+    plan: BlockPlan, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None
+) -> BlockPlan:
+    """Return any plan of the video tokens with far-field terms for what it leaves out."""
+    factor = default_scale(query, scale)
+    counts = plan.keep.shape[2], plan.keep.shape[3]
+    clusters = from_labels(query, key, plan.query_blocks(), plan.key_blocks(), counts)
+    wide = accumulation_dtype(query)
+    view = look(
+        _rounded(clusters.query, query.dtype, wide).centroids,
+        _rounded(clusters.key, query.dtype, wide).centroids,
+        plan.permute_keys(key),
+        plan.permute_keys(value),
+        plan.key_sizes,
+        scale=factor,
+    )
+    middle = ~plan.keep & (plan.key_sizes > 0).unsqueeze(2)
+    terms = FarTerms(middle, view.log_sum.float(), view.value.to(query.dtype))
+    return replace(plan, terms=terms, check=False)
+
+
 def _rounded(side: Clusters, token: torch.dtype, wide: torch.dtype) -> Clusters:
     return Clusters(side.labels, side.centroids.to(token).to(wide), side.sizes)
