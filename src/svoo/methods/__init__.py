@@ -13,10 +13,10 @@ from svoo.methods.dense import DenseConfig
 from svoo.methods.draft import DraftAttentionConfig
 from svoo.methods.pisa import PISAConfig
 from svoo.methods.radial import RadialConfig
-from svoo.methods.sol import SolConfig
-from svoo.methods.spargeattn import SpargeAttnConfig
 from svoo.methods.rainfusion import RainFusionConfig
 from svoo.methods.rainfusion2 import RainFusion2Config
+from svoo.methods.sol import SolConfig
+from svoo.methods.spargeattn import SpargeAttnConfig
 from svoo.methods.sta import STAConfig
 from svoo.methods.svg2 import SVG2Config
 from svoo.methods.svg_ear import SVGEARConfig
@@ -82,6 +82,8 @@ METHODS: tuple[MethodRow, ...] = (
         XAttentionConfig,
         "XAttention, arXiv 2503.16428",
         "blocks that cover a mass, estimated along antidiagonals",
+        "dropped",
+    ),
     MethodRow(
         "sta",
         STAConfig,
