@@ -34,7 +34,7 @@ def log_block_errors(
     labels = clusters.key.labels.flatten(0, 1)
 
     def prepare(pairs: slice) -> Part:
-        mean = _of_tokens(means[pairs], labels[pairs])
+        mean = rows_of_labels(means[pairs], labels[pairs])
         rest = values[pairs] - mean
         # |h v + u|^2 of each token: u its value less the mean, h = e^d - 1, d its logit less the
         # centroid's.
@@ -80,7 +80,7 @@ def block_means(tokens: Tensor, side: Clusters) -> Tensor:
     return update_centroids(tokens, side.labels, start, by=by).centroids
 
 
-def _of_tokens(rows: Tensor, labels: Tensor) -> Tensor:
+def rows_of_labels(rows: Tensor, labels: Tensor) -> Tensor:
     """Return the row of `[P, C, D]` that each label `[P, M]` names, `[P, M, D]`."""
     found = rows.flatten(0, 1).index_select(0, _number_rows(labels, rows.shape[1]))
     return found.view(*labels.shape, rows.shape[2])
@@ -116,7 +116,7 @@ def _by_block(
     for first in range(0, len(keys), group):
         pairs = slice(first, min(first + group, len(keys)))
         part, rows = prepare(pairs), _number_rows(labels[pairs], blocks)
-        off_centre = keys[pairs] - _of_tokens(middles[pairs], labels[pairs])
+        off_centre = keys[pairs] - rows_of_labels(middles[pairs], labels[pairs])
         for start in range(0, centroids.shape[1], step):
             seen = centroids[pairs, start : start + step].transpose(1, 2)  # [p, D, c]
             d = (off_centre @ seen).flatten(0, 1)  # [p * M, c]
