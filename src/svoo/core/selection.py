@@ -139,6 +139,13 @@ def keep_mass(weights: Tensor, mass: float, least: int = 1) -> Tensor:
     return torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, order, first)
 
 
+def sort_falling(values: Tensor) -> Tensor:
+    """Return values `[..., C]` in falling order along the last axis."""
+    if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
+        return values.sort(dim=-1, descending=True).values
+    return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)  # with vector instructions
+
+
 def _falling_order(ranking: Tensor) -> Tensor:
     """Return the order of falling scores along the last axis; equal ones stay in their order."""
     blocks = ranking.shape[-1]
