@@ -11,14 +11,19 @@ from svoo.methods.bsa import BSAConfig
 from svoo.methods.dense import DenseConfig
 from svoo.methods.draft import DraftAttentionConfig
 from svoo.methods.dsv import DSVConfig
+from svoo.methods.pisa import PISAConfig
+from svoo.methods.radial import RadialConfig
 from svoo.methods.rainfusion import RainFusionConfig
 from svoo.methods.rainfusion2 import RainFusion2Config
+from svoo.methods.sol import SolConfig
+from svoo.methods.spargeattn import SpargeAttnConfig
 from svoo.methods.sta import STAConfig
 from svoo.methods.svg2 import SVG2Config
 from svoo.methods.svg_ear import SVGEARConfig
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.methods.vmoba import VMoBAConfig
 from svoo.methods.vsa import VSAConfig
+from svoo.methods.xattention import XAttentionConfig
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,41 @@ METHODS: tuple[MethodRow, ...] = (
         "SVOO, ICML 2026",
         "blocks of clusters, as many as each head needs",
         "one term per left-out block",
+    ),
+    MethodRow(
+        "spargeattn",
+        SpargeAttnConfig,
+        "SpargeAttn, arXiv 2502.18137",
+        "the best blocks by the attention of their means, and those that no mean speaks for",
+        "dropped",
+    ),
+    MethodRow(
+        "radial",
+        RadialConfig,
+        "Radial Attention, arXiv 2506.19852",
+        "a fixed window that shrinks with the distance of frames",
+        "dropped",
+    ),
+    MethodRow(
+        "sol",
+        SolConfig,
+        "Sol-Attn, arXiv 2607.24027",
+        "blocks whose mean logit stands out of its row, and neighbours",
+        "one mean term per left-out block",
+    ),
+    MethodRow(
+        "pisa",
+        PISAConfig,
+        "PISA, arXiv 2602.01077",
+        "the best blocks by their means",
+        "mean terms and one first-order correction",
+    ),
+    MethodRow(
+        "xattention",
+        XAttentionConfig,
+        "XAttention, arXiv 2503.16428",
+        "blocks that cover a mass, estimated along antidiagonals",
+        "dropped",
     ),
     MethodRow(
         "sta",
