@@ -10,7 +10,7 @@ sparse each layer is and leaves layers dense that are not; here one sparsity is 
 
 Key blocks are single tokens, so a plan has N / 32 x M entries (7 MB for 4 heads at 7,488 tokens,
 180 MB per head at 75,600: heads are planned a few at a time), and a backend gathers keys one by
-one: a call costs more than its density says. Of equal products any are kept.
+one: a call costs more than its density says. Products equal to the last one kept are kept too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from svoo.core.plan import BlockPlan
+from svoo.core.selection import least_of_best
 from svoo.core.tiles import TokenBlocks, cut_evenly
 from svoo.core.validate import accumulation_dtype
 from svoo.methods.base import Call, Dense, MethodConfig, Run, require_count, require_number
@@ -105,8 +106,7 @@ def choose_keys(query: Tensor, key: Tensor, groups: TokenBlocks, sparsity: float
     query `[B, H, N, r]`: bool `[B, H, G, M]`."""
     middle = groups.starts + groups.sizes_tensor // 2
     scores = query.index_select(2, middle) @ key.mT
-    best = scores.topk(count_keys(key.shape[2], sparsity), dim=-1, sorted=False).indices
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, value=True)
+    return scores >= least_of_best(scores, count_keys(key.shape[2], sparsity))
 
 
 def project(query: Tensor, key: Tensor, rank: int) -> tuple[Tensor, Tensor]:

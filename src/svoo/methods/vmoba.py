@@ -21,9 +21,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from svoo.core.blocks import keep_top
 from svoo.core.equal_rows import group_equal_rows
 from svoo.core.plan import BlockPlan
-from svoo.core.selection import keep_best, sort_falling
+from svoo.core.selection import sort_falling
 from svoo.core.tiles import Grid, PerGrid, TokenBlocks, is_sizes, tile_grid
 from svoo.core.validate import accumulation_dtype
 from svoo.methods.base import (
@@ -149,7 +150,7 @@ def keep_topk(gate: Tensor, own: Tensor, count: int) -> Tensor:
     """Return the own chunk `[N]` of each token and the best others by gate `[B, H, N, C]`, `count`
     in all: bool `[B, H, N, C]`."""
     places = own.view(-1, 1).expand(*gate.shape[:3], 1)
-    return keep_best(gate.scatter(3, places, torch.inf), count)
+    return keep_top(gate.scatter(3, places, torch.inf), count)
 
 
 def keep_threshold(gate: Tensor, own: Tensor, threshold: float, *, whole_head: bool) -> Tensor:
