@@ -38,8 +38,16 @@ def check(parts: tuple[Tensor, Tensor, Tensor], plan: BlockPlan, scale: float) -
     clusters = from_labels(query, key, plan.query_blocks(), plan.key_blocks(), counts)
     means = clusters.query.centroids, clusters.key.centroids
     assert plan.key_order is not None
-    wide = [tokens.double() for tokens in (*means, key, value)]
-    exact = by_definition(*wide, plan.key_order, plan.key_sizes, scale=scale, by="torch")
+    exact = by_definition(
+        means[0].double(),
+        means[1].double(),
+        key.double(),
+        value.double(),
+        plan.key_order,
+        plan.key_sizes,
+        scale=scale,
+        by="torch",
+    )
     bias, seen, _ = see_blocks(*means, key, value, plan.key_order, plan.key_sizes, scale)
     full = plan.key_sizes.unsqueeze(2) > 0
     zero = torch.zeros(())
