@@ -19,6 +19,7 @@ from svoo.methods.sol import SolConfig
 from svoo.methods.spargeattn import SpargeAttnConfig
 from svoo.methods.sparsepr import SparsePRConfig
 from svoo.methods.sta import STAConfig
+from svoo.methods.svg1 import SVG1Config
 from svoo.methods.svg2 import SVG2Config
 from svoo.methods.svg_ear import SVGEARConfig
 from svoo.methods.svoo.config import SVOOConfig
@@ -134,6 +135,13 @@ METHODS: tuple[MethodRow, ...] = (
         AdaSpaConfig,
         "AdaSpa, arXiv 2502.21079",
         "the best blocks of exact attention at two steps",
+        "dropped",
+    ),
+    MethodRow(
+        "svg1",
+        SVG1Config,
+        "Sparse VideoGen, arXiv 2502.01776",
+        "a band in the order of space or of time, per head",
         "dropped",
     ),
     MethodRow(
