@@ -25,6 +25,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "sparsepr": {"key_clusters": 12000, "probes": 4},
     "clusterattention": {"query_block": 8, "key_block": 8},
     "sta": {"tile": (1, 2, 2), "windows": (1, 1, 1)},
+    "vmoba": {"time": 1, "plane": (2, 2), "cube": (1, 2, 2)},
+    "dsv": {"sparsity": 0.9},
     "draft": {"sparsity": 0.7, "pool": (2, 2), "dense_sigma": 1.0},
     "vsa": {"sparsity": 0.6, "tile": (2, 2, 2)},
     "bsa": {"mass": 0.3, "least": 2, "tile": (2, 2, 2)},

@@ -12,7 +12,7 @@ from torch import Tensor
 from svoo.backends.base import Attention, Workspace
 from svoo.core.layout import dense_rows, empty_rows, plain
 from svoo.core.plan import BlockPlan
-from svoo.core.terms import FarTerms, MeanTerms, Terms, compensated
+from svoo.core.terms import FarTerms, Terms, compensated
 from svoo.kernels.cpp import NEEDS, bindings, why_no_bfloat16_products, why_no_cpp
 
 Products = Literal["float32", "bf16"]
@@ -31,11 +31,11 @@ class CppBackend:
     a megabyte or two.
     """
 
-    needs = replace(NEEDS, terms=(MeanTerms, FarTerms))
-
     def __init__(self, products: Products = "float32") -> None:
         """Say in what float32 tokens are multiplied."""
         self.name = "cpp" if products == "float32" else "cpp-bf16"
+        extra = ", AVX512_BF16" if products == "bf16" else ""
+        self.needs = replace(NEEDS, tool=NEEDS.tool + extra)
         self.products = products
 
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:

@@ -11,6 +11,7 @@ from svoo.methods.bsa import BSAConfig
 from svoo.methods.clusterattention import ClusterAttentionConfig
 from svoo.methods.dense import DenseConfig
 from svoo.methods.draft import DraftAttentionConfig
+from svoo.methods.dsv import DSVConfig
 from svoo.methods.pisa import PISAConfig
 from svoo.methods.radial import RadialConfig
 from svoo.methods.rainfusion import RainFusionConfig
@@ -23,6 +24,7 @@ from svoo.methods.svg1 import SVG1Config
 from svoo.methods.svg2 import SVG2Config
 from svoo.methods.svg_ear import SVGEARConfig
 from svoo.methods.svoo.config import SVOOConfig
+from svoo.methods.vmoba import VMoBAConfig
 from svoo.methods.vsa import VSAConfig
 from svoo.methods.xattention import XAttentionConfig
 
@@ -92,6 +94,22 @@ METHODS: tuple[MethodRow, ...] = (
         "Sliding Tile Attention, arXiv 2502.04507",
         "a window of 3-D tiles, per step, layer and head",
         "dropped",
+    ),
+    MethodRow(
+        "vmoba",
+        VMoBAConfig,
+        "VMoBA, arXiv 2506.23858",
+        "chunks of the video for each query token",
+        "dropped",
+        trained=True,
+    ),
+    MethodRow(
+        "dsv",
+        DSVConfig,
+        "DSV, arXiv 2502.07590",
+        "the best key tokens for groups of queries",
+        "dropped",
+        trained=True,
     ),
     MethodRow(
         "draft",
