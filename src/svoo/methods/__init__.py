@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from svoo.errors import ConfigError
+from svoo.methods.adacluster import AdaClusterConfig
 from svoo.methods.adaspa import AdaSpaConfig
 from svoo.methods.base import MethodConfig
 from svoo.methods.bsa import BSAConfig
@@ -182,6 +183,13 @@ METHODS: tuple[MethodRow, ...] = (
         "ClusterAttention, arXiv 2608.26965",
         "a share of equal-size clusters, made in the other side's metric",
         "one term per left-out block",
+    ),
+    MethodRow(
+        "adacluster",
+        AdaClusterConfig,
+        "AdaCluster, arXiv 2604.18348",
+        "the best key clusters by their centroids",
+        "dropped",
     ),
     MethodRow(
         "sparsepr",
