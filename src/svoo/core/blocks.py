@@ -12,11 +12,6 @@ from svoo.core.terms import Terms
 from svoo.core.validate import accumulation_dtype
 
 
-def count_blocks(tokens: int, block: int) -> int:
-    """Return how many blocks of `block` tokens cover so many tokens."""
-    return -(-tokens // block)
-
-
 def block_sizes(tokens: int, block: int, device: torch.device) -> Tensor:
     """Return the sizes of the blocks, int64 `[C]`: all `block`, but perhaps the last."""
     starts = torch.arange(0, tokens, block, device=device)
