@@ -1,10 +1,14 @@
 """Block-sparse attention with torch alone, made for the CPU.
 
-A head's keys and values stand side by side in one buffer in block order. A query block copies the
-rows that it keeps and attends to them in one fused call. The means of compensated blocks are more
-keys in front of them, whose bias is the logarithm of the block's size, or minus infinity for a
-block that is kept. Extra memory: for every thread one head's keys and values, and of them once
-more as many as the query block that keeps most of them.
+For each head, one buffer holds a row (key, value) per token, in block order. A query block copies
+the rows that it keeps and attends to them in one fused call.
+
+Terms for left-out blocks are rows in front of the tokens. With mean terms every block has one: its
+mean key and value, with bias log(size), or minus infinity where the block is kept. With far terms
+only those that enter are there.
+
+Extra memory per thread: the keys and values of one head, and a copy of the rows that one query
+block keeps (of the one that keeps most).
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ class BlockedBackend:
     needs = Needs()
 
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
-        """Return None for all that torch itself runs."""
+        """Return why a plan cannot run, or None."""
         return self.needs.why_not(query, plan.terms)
 
     def run(
@@ -53,19 +57,20 @@ class BlockedBackend:
         lse = query.new_empty(batch, heads, tokens, dtype=lse_dtype) if return_lse else None
         threads = find_threads(torch.get_num_threads() if query.device.type == "cpu" else 1)
         space = _take_space(key, plan, threads.size, workspace)
-        places = [(b, h) for b in range(batch) for h in range(heads)]
+        pairs = [(b, h) for b in range(batch) for h in range(heads)]
         prepare = partial(_Head, query, key, value, plan, output, lse)
         attend = partial(_attend_block, scale)
-        threads.run(Work(places, space.sources, prepare, attend).take_part, space.rooms)
+        threads.run(Work(pairs, space.sources, prepare, attend).take_part, space.rooms)
         if query.device.type == "cpu":
             workspace.leave(self.name, space)
         return Attention(output, lse)
 
 
 def _take_space(key: Tensor, plan: BlockPlan, workers: int, workspace: Workspace) -> _Space:
-    """Return memory that fits a call: what the last one left, or new.
+    """Return memory that fits a call: that of the last call if it has the same shape, else new.
 
-    It is kept because new pages cost a tenth of a call; only the last call's, and only on the CPU.
+    Memory is kept because new pages cost a tenth of a call. Only the last call's memory is kept,
+    and only on the CPU.
     """
     means = 0 if plan.terms is None else plan.keep.shape[3]
     shape = key.shape, means, workers, key.dtype, key.device
@@ -77,8 +82,8 @@ def _take_space(key: Tensor, plan: BlockPlan, workers: int, workspace: Workspace
 
 
 class _Room:
-    """A worker's own room for the rows `[1, 1, m, 2 D]` that a query block attends to, and their
-    biases `[1, 1, 1, m]`."""
+    """A worker's own memory for the rows `[1, 1, m, 2 D]` that a query block attends to, and for
+    their biases `[1, 1, 1, m]`."""
 
     def __init__(self, source: Tensor, means: int) -> None:
         self.means = means
@@ -92,17 +97,17 @@ class _Room:
         self.mean_bias = self.bias[0, 0, 0, : self.means]
 
     def fit(self, size: int, source: Tensor) -> None:
-        """Grow, if need be, to so many rows of the source."""
+        """Make room for `size` rows of the source, if there is less."""
         if self.size < size:
             self._take(0, source)  # lets go of the old memory first
             self._take(size, source)
 
 
 class _Head:
-    """One head: its keys and values side by side in block order, the block means in front of
-    them, and what goes into and comes out of its query blocks.
+    """One head: its rows (key, value) in block order, the block means in front of them, and the
+    queries, kept rows and output rows of its query blocks.
 
-    All tensors have the batch and the head as dimensions of size 1, as the fused call wants them.
+    Tensors keep the batch and head axes, of size 1, because the fused call needs them.
     """
 
     def __init__(
@@ -113,20 +118,20 @@ class _Head:
         plan: BlockPlan,
         output: Tensor,
         lse: Tensor | None,
-        place: tuple[int, int],
+        pair: tuple[int, int],
         source: Tensor,
     ) -> None:
-        """Fill `source` with the head at `place` (batch, head)."""
+        """Fill `source` `[1, 1, Ck + M, 2 D]` with one head; `pair` is its (batch, head)."""
         self.source = source
         self.tokens = key.shape[2]
         self.means = source.shape[2] - self.tokens
         self.unfinished = 0  # query blocks still to attend
-        self.far = _FarRows(plan.terms, plan, place) if isinstance(plan.terms, FarTerms) else None
+        self.far = _FarRows(plan.terms, plan, pair) if isinstance(plan.terms, FarTerms) else None
         self.front = self.means if self.far is None else 0  # rows that every query block takes
-        self.keep, self.sizes = plan.keep[place], plan.key_sizes[place]
-        # These wait for the device: the sizes of the blocks steer the loop.
+        self.keep, self.sizes = plan.keep[pair], plan.key_sizes[pair]
+        # `tolist` waits for the device, but the loop over query blocks needs these numbers.
         self.counts: list[int] = torch.where(self.keep, self.sizes, 0).sum(dim=-1).tolist()
-        self.query_sizes: list[int] = plan.query_sizes[place].tolist()
+        self.query_sizes: list[int] = plan.query_sizes[pair].tolist()
         terms = [self.front] * len(self.counts) if self.far is None else self.far.counts
         self.most_rows = max(  # a query block that keeps all, without far terms, copies none
             0 if count == self.tokens and not (self.far and more) else more + count
@@ -136,9 +141,9 @@ class _Head:
         if plan.query_order is None:
             rows = torch.arange(sum(self.query_sizes), device=self.sizes.device)
         else:
-            rows = plan.query_order[place]
+            rows = plan.query_order[pair]
         self.query_rows: Sequence[Tensor] = rows.split(self.query_sizes)
-        here = tuple(slice(index, index + 1) for index in place)
+        here = tuple(slice(index, index + 1) for index in pair)
         self.query, self.output = query[here], output[here]
         self.lse = None if lse is None else lse[here]
         keys, values = source[:, :, self.means :].chunk(2, dim=3)
@@ -146,25 +151,26 @@ class _Head:
             if plan.key_order is None:
                 target.copy_(tokens)
             else:
-                torch.index_select(tokens, 2, plan.key_order[place], out=target)
+                torch.index_select(tokens, 2, plan.key_order[pair], out=target)
         if self.means:
             self._average()
         marked = compensated(plan.terms)
         if marked is not None:
-            enters = marked[place] & (self.sizes > 0) & ~self.keep
+            enters = marked[pair] & (self.sizes > 0) & ~self.keep
             logs = self.sizes.to(accumulation_dtype(source)).log()
             biases = torch.where(enters, logs, -torch.inf).to(_bias_dtype(source))
             self.biases: Sequence[Tensor] = biases.unbind()
 
     def _find_kept_rows(self) -> Sequence[Tensor]:
-        """Return for every query block the rows of `source` that it attends to, int32.
+        """Return for each query block the indices of the rows of `source` that it copies, int32.
 
-        The means are one more block, in front of all: kept by all, or by none where terms are far.
+        The means count as one more block in front of the others. Every query block keeps it with
+        mean terms, none with far terms.
         """
         keep = torch.nn.functional.pad(self.keep, (1, 0), value=self.front > 0)
         sizes = torch.nn.functional.pad(self.sizes, (1, 0), value=self.means).int()
         starts = sizes.cumsum(dim=0, dtype=torch.int32) - sizes
-        blocks = keep.nonzero()[:, 1]  # query block by query block
+        blocks = keep.nonzero()[:, 1]  # sorted by query block
         lengths = sizes[blocks]
         counts = [self.front + count for count in self.counts]
         total = sum(counts)
@@ -175,12 +181,13 @@ class _Head:
         return found
 
     def blocks_by_work(self) -> list[int]:
-        """Return the query blocks with tokens, most work first, so that threads end together."""
+        """Return the query blocks that have work, most work first, so that all threads finish at
+        about the same time."""
         work = [rows * kept for rows, kept in zip(self.query_sizes, self.counts, strict=True)]
         return sorted((b for b, pairs in enumerate(work) if pairs), key=lambda b: -work[b])
 
     def _average(self) -> None:
-        """Put the block means in front of the keys and values."""
+        """Write the mean key and value of each block to the first rows of `source`."""
         tokens = self.source[0, 0, self.means :].to(accumulation_dtype(self.source))
         blocks = torch.arange(self.means, device=tokens.device)
         labels = torch.repeat_interleave(blocks, self.sizes, output_size=self.tokens)
@@ -188,8 +195,8 @@ class _Head:
         self.source[0, 0, : self.means] = sums / self.sizes.clamp(min=1).unsqueeze(-1)
 
     def gather(self, block: int, room: _Room) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the keys and values `[1, 1, m, D]` and the bias `[1, 1, 1, m]` (or None) of one
-        query block."""
+        """Return the keys and values `[1, 1, m, D]` that a query block attends to, and their bias
+        `[1, 1, 1, m]` or None."""
         if self.counts[block] == self.tokens and (self.far is None or not self.far.counts[block]):
             keys, values = self.source[:, :, self.means :].chunk(2, dim=3)
             return keys, values, None
@@ -210,19 +217,20 @@ class _Head:
 
 
 class _FarRows:
-    """The far terms of one head: which rows each query block has in front of its tokens."""
+    """The far terms of one head: the rows that each query block has in front of its tokens."""
 
-    def __init__(self, terms: FarTerms, plan: BlockPlan, place: tuple[int, int]) -> None:
-        """List the key blocks that enter, and the groups, query block by query block."""
-        enters = terms.enters(plan.key_sizes)[place]
-        self.blocks = _Listed(enters, terms.bias[place])
-        self.value = terms.value[place]
+    def __init__(self, terms: FarTerms, plan: BlockPlan, pair: tuple[int, int]) -> None:
+        """List, for each query block, the key blocks and the groups that have a term; `pair` is
+        (batch, head)."""
+        enters = terms.enters(plan.key_sizes)[pair]
+        self.blocks = _Listed(enters, terms.bias[pair])
+        self.value = terms.value[pair]
         self.counts = self.blocks.counts
         self.groups = None
         if terms.groups is not None:
-            bias = terms.groups.bias[place]
+            bias = terms.groups.bias[pair]
             self.groups = _Listed(bias > -torch.inf, bias)
-            self.group_key, self.group_value = terms.groups.key[place], terms.groups.value[place]
+            self.group_key, self.group_value = terms.groups.key[pair], terms.groups.value[pair]
             both = zip(self.counts, self.groups.counts, strict=True)
             self.counts = [blocks + groups for blocks, groups in both]
 
@@ -245,7 +253,8 @@ class _FarRows:
 
 
 class _Listed:
-    """The marked columns of marks `[Cq, T]`, row by row, with their biases."""
+    """For each row of marks, bool `[Cq, T]`: how many columns are marked, which, and their biases
+    (of bias `[Cq, T]`)."""
 
     def __init__(self, marks: Tensor, bias: Tensor) -> None:
         self.counts: list[int] = marks.sum(dim=-1).tolist()
@@ -254,14 +263,16 @@ class _Listed:
 
 
 def _bias_dtype(source: Tensor) -> torch.dtype:
-    """Return the dtype of biases: wide on the CPU, whose fused call takes it at the same speed."""
+    """Return the dtype of biases: the accumulation dtype on the CPU, where the fused call is as
+    fast with it, else that of the tokens."""
     return accumulation_dtype(source) if source.device.type == "cpu" else source.dtype
 
 
 def _attend_block(scale: float, head: _Head, block: int, room: _Room) -> None:
     """Compute the output rows of one query block.
 
-    Few torch calls, because each hands Python's lock to another worker and has to wait for it.
+    It makes few torch calls: each of them releases Python's lock, and then has to wait until the
+    other workers give it back.
     """
     keys, values, bias = head.gather(block, room)
     rows = head.query_rows[block]
@@ -273,7 +284,7 @@ def _attend_block(scale: float, head: _Head, block: int, room: _Room) -> None:
 
 
 class _Space:
-    """Memory for a call: as many heads as there are workers, and a room for each worker."""
+    """The memory of a call: a buffer for one head, and a `_Room`, for each worker."""
 
     def __init__(self, key: Tensor, means: int, workers: int, shape: object) -> None:
         self.shape = shape
@@ -298,11 +309,11 @@ def _attend(
     *,
     return_lse: bool,
 ) -> Attention:
-    """Attend from `[1, 1, n, D]` to `[1, 1, m, D]` with one bias a key."""
+    """Attend from `[1, 1, n, D]` to `[1, 1, m, D]` with bias `[1, 1, 1, m]`, or None."""
     if not return_lse:
         output = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
         return Attention(output, None)
-    # The public fused call gives no log-sum-exp.
+    # torch's public fused call returns no log-sum-exp.
     dtype = accumulation_dtype(query)
     logits = query.to(dtype) @ key.to(dtype).mT * scale
     if bias is not None:

@@ -1,15 +1,18 @@
-"""Grouping of query and key tokens: the paper's co-clustering in inner-product form (k-means is
-in `core.kmeans`).
+"""The paper's co-clustering of queries and keys, in inner-product form (k-means is in
+`core.kmeans`).
 
-Algorithm 1 of the paper assigns a key to the centroid whose *normalised affinity vector* is
-nearest: with P = K Cq^T and Pbar = Ck Cq^T, both scaled to unit rows, it takes argmin_j |P_n -
-Pbar_j|. The length of P_n is one positive factor for every j and cannot change the choice, and
-what remains regroups:
+A token's *affinity* is the vector of its inner products with the centroids of the other side.
+Algorithm 1 of the paper gives a key to the key centroid whose affinity points in the most similar
+direction. K are the keys, Cq and Ck the query and key centroids, norm(.) scales rows to length 1:
 
-    argmin_j |P_n - Pbar_j| = argmax_j <P_n, norm(Pbar)_j> = argmax_j <k_n, W_j>,   W = norm(Ck
-    Cq^T) Cq
+    P = K Cq^T                                          affinities of the keys
+    Q = Ck Cq^T                                         affinities of the key centroids
+    label(n) = argmin_j |norm(P)_n - norm(Q)_j|
+             = argmax_j <P_n, norm(Q)_j>                the length of P_n is the same for every j
+             = argmax_j <k_n, W_j>                      with W = norm(Q) Cq, because P_n = k_n Cq^T
 
-so that co-clustering costs what k-means costs: one `N x C x D` product a side.
+W has the shape of Ck. So co-clustering costs what k-means costs: one `N x C x D` product per side.
+Queries are assigned in the same way, with the two sides exchanged.
 """
 
 from __future__ import annotations
@@ -34,10 +37,10 @@ _FULL_SIZE_TOKENS = 75_600  # the paper's 720p clip, where it takes 256 and 1024
 
 @dataclass(frozen=True)
 class Clusters:
-    """One side's clusters: labels `[B, H, N]` (int64), centroids `[B, H, C, D]`, sizes `[B, H, C]`
-    (int64).
+    """The clusters of the queries, or of the keys: labels int64 `[B, H, N]`, centroids
+    `[B, H, C, D]`, sizes int64 `[B, H, C]`.
 
-    An empty cluster has size 0 and a centroid that nothing should read.
+    An empty cluster has size 0, and its centroid means nothing.
     """
 
     labels: Tensor
@@ -47,14 +50,14 @@ class Clusters:
 
 @dataclass(frozen=True)
 class CoClusters:
-    """The clusters of both sides."""
+    """The clusters of the queries and the clusters of the keys."""
 
     query: Clusters
     key: Clusters
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """The device of the tensors."""
         return self.query.centroids.device
 
 
@@ -70,8 +73,8 @@ def default_clusters(tokens: int, fineness: float = 1.0) -> tuple[int, int]:
 
 
 def scale_clusters(count: float, tokens: int) -> int:
-    """Return how many clusters tokens get where 75,600 get `count`: as many above, fewer below,
-    never more than tokens."""
+    """Return the number of clusters for a number of tokens: `count` from 75,600 tokens on, fewer
+    in proportion below, at least 1, never more than there are tokens."""
     return min(tokens, max(1, round(count * min(1.0, tokens / _FULL_SIZE_TOKENS))))
 
 
@@ -88,15 +91,16 @@ def co_cluster(
     check: bool = True,
     implementation: Implementation = "auto",
 ) -> CoClusters:
-    """Group keys by how query centroids see them, then queries by how key centroids see them,
-    `iterations` times.
+    """Group keys by their affinity to the query centroids, then queries by their affinity to the
+    new key centroids, `iterations` times.
 
-    query `[B, H, N, D]`, key `[B, H, M, D]`. `initial` gives (query, key) centroids `[B, H, C,
-    D]`; else tokens drawn without replacement by `generator` (a fixed seed if None). Ties go to
-    the lowest index; a centroid of zero affinity scores 0; an empty cluster keeps its centroid.
-    Never holds `N x C` beyond a chunk. `implementation`: "triton" runs on a CUDA device (where it
-    rounds W too, to bfloat16 or float16), "cpp" on the CPU, "torch" anywhere; "auto" takes the
-    first that can run.
+    query `[B, H, N, D]`, key `[B, H, M, D]`. `initial` gives the first (query, key) centroids
+    `[B, H, C, D]`; if None, `generator` draws tokens without replacement (None: a fixed seed).
+    Ties go to the lowest index. A centroid of zero affinity scores 0. An empty cluster keeps its
+    centroid. An `N x C` array is held only in chunks.
+
+    `implementation`: "triton" runs on a CUDA device (it also rounds W, to bfloat16 or float16),
+    "cpp" on the CPU, "torch" anywhere; "auto" takes the first of these that can run.
     """
     query_centroids, key_centroids = start_centroids(
         query, key, query_clusters, key_clusters, iterations, initial, generator, check=check
@@ -120,8 +124,8 @@ def co_cluster(
 def from_labels(
     query: Tensor, key: Tensor, query_labels: Tensor, key_labels: Tensor, counts: tuple[int, int]
 ) -> CoClusters:
-    """Return clusters with the given labels `[B, H, N]`, `[B, H, M]` and fresh centroids, in O(N
-    D)."""
+    """Return clusters with the given labels `[B, H, N]`, `[B, H, M]` and the means of the present
+    tokens as centroids. `counts` are the numbers of query and key clusters. Costs O((N + M) D)."""
     sides = []
     for tokens, labels, count in zip(
         (query, key), (query_labels, key_labels), counts, strict=True
@@ -134,7 +138,8 @@ def from_labels(
 
 
 def choose_implementation(tokens: Tensor, implementation: Implementation) -> Implementation:
-    """Return the implementation to run: never another than the one asked for."""
+    """Return the implementation to run. One that is asked for by name runs, or is refused with
+    the reason; "auto" takes the first that can run."""
     if implementation not in get_args(Implementation):
         known = ", ".join(get_args(Implementation))
         raise ConfigError(f"implementation must be one of {known}, got {implementation!r}")
@@ -163,7 +168,8 @@ def start_centroids(
     *,
     check: bool,
 ) -> Centroids:
-    """Check the request and return the first centroids in the accumulation dtype."""
+    """Check the request; return the first query and key centroids `[B, H, C, D]`, given or drawn,
+    in the accumulation dtype."""
     check_tokens(query, key, finite=check)
     if iterations < 1:
         raise ConfigError(f"iterations must be >= 1, got {iterations}")
@@ -195,30 +201,36 @@ def start_centroids(
 
 
 def _draw_tokens(tokens: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    places = torch.randperm(tokens.shape[2], generator=generator, device=generator.device)[:count]
-    return tokens.index_select(2, places.to(tokens.device, non_blocking=True))
+    """Return `count` different tokens `[B, H, count, D]`, the same ones for every head."""
+    drawn = torch.randperm(tokens.shape[2], generator=generator, device=generator.device)[:count]
+    return tokens.index_select(2, drawn.to(tokens.device, non_blocking=True))
 
 
 def _assign_by_affinity(
     tokens: Tensor, centroids: Tensor, others: Tensor, *, by: Implementation
 ) -> Tensor:
-    """Return the label `[B, H, N]` of the centroid that `others` see most as they see a token."""
+    """Return for each token the index `[B, H, N]` of the centroid with the most similar affinity.
+
+    tokens `[B, H, N, D]` and centroids `[B, H, C, D]` are of one side, `others` `[B, H, O, D]` the
+    centroids of the other. Similar: the largest cosine between the two vectors of inner products
+    with `others`.
+    """
     labels = assign_tokens(tokens, _affinity_weights(centroids, others), by=by)
-    if others.shape[2] == 1:  # it sees 1, 0 or -1, so most clusters tie
+    if others.shape[2] == 1:  # a normalised affinity is 1, 0 or -1, so most clusters tie
         return first_alike(_unit_rows(centroids @ others.transpose(2, 3)), labels)
     return first_alike(centroids, labels) if by == "torch" else labels
 
 
 def first_alike(rows: Tensor, labels: Tensor) -> Tensor:
-    """Give tokens with the label of a row of `[B, H, C, F]` to the first row that equals it.
+    """Return labels `[B, H, N]` in which equal rows of `[B, H, C, F]` have one label: the lowest.
 
-    torch's matrix product may round equal columns differently, and then a later one wins; our own
-    kernels do not.
+    Equal rows tie, and ties go to the lowest index. But torch's matrix product may round equal
+    columns differently, so that a later one wins. Our own kernels do not.
     """
     whole = torch.int64 if rows.dtype == torch.float64 else torch.int32
     bits = (rows + 0.0).contiguous().view(whole).long()  # minus zero is zero
-    # Equal rows have equal sums of whole numbers, in whatever order they are added; others, as
-    # good as never.
+    # A hash for each row. Integer sums do not depend on the order of addition, so equal rows have
+    # equal hashes; different rows almost never do.
     factors = torch.randint(1 << 62, rows.shape[-1:], generator=seeded()).to(rows.device)
     sums = (bits * (2 * factors + 1)).sum(dim=-1)
     first = (sums.unsqueeze(-1) == sums.unsqueeze(-2)).int().argmax(dim=-1)
@@ -226,22 +238,27 @@ def first_alike(rows: Tensor, labels: Tensor) -> Tensor:
 
 
 def _affinity_weights(centroids: Tensor, others: Tensor) -> Tensor:
-    """Return W = norm(C O^T) O, `[B, H, C, D]`: what to multiply a token with to compare
-    affinities to `others`."""
+    """Return W = norm(C O^T) O, `[B, H, C, D]`, less its mean over C (see `centred`). The label of
+    a token t is argmax_j <t, W_j>; C are the centroids, O the `others`."""
     return centred(_unit_rows(centroids @ others.transpose(2, 3)) @ others)
 
 
 def centred(weights: Tensor) -> Tensor:
-    """Subtract the mean over clusters from `[B, H, C, D]`: one constant a token, so the arg-max
-    stays, and less is lost where a product is rounded to tf32 or bf16. float64 has no need."""
+    """Subtract the mean over clusters from weights `[B, H, C, D]`.
+
+    All scores of a token change by the same number, so their arg-max does not change. The weights
+    get smaller, so rounding to tf32 or bf16 loses less. float64 is left as it is.
+    """
     if weights.dtype == torch.float64:
         return weights
     return weights - weights.mean(dim=2, keepdim=True)
 
 
 def _unit_rows(rows: Tensor) -> Tensor:
-    """Scale rows to length 1 without any epsilon; zero rows stay zero. The largest entry first,
-    against underflow."""
+    """Scale rows to length 1, without an epsilon; zero rows stay zero.
+
+    Rows are first divided by their largest entry, so that squares do not underflow.
+    """
     largest = rows.abs().amax(dim=-1, keepdim=True)
     rows = rows / largest.where(largest > 0, 1)
     length: Tensor = rows.norm(dim=-1, keepdim=True)
@@ -251,8 +268,10 @@ def _unit_rows(rows: Tensor) -> Tensor:
 def assign_tokens(
     tokens: Tensor, weights: Tensor, bias: Tensor | None = None, *, by: Implementation
 ) -> Tensor:
-    """Return argmax_j <token, weights_j> + bias_j, `[B, H, N]`, in chunks; the first of equals
-    wins."""
+    """Return argmax_j (<token, weights_j> + bias_j), int64 `[B, H, N]`; ties go to the lowest j.
+
+    tokens `[B, H, N, D]`, weights `[B, H, C, D]`, bias `[B, H, C]`. Scores are held in chunks.
+    """
     if by == "triton":
         from svoo.kernels.triton.assign import assign
 
@@ -266,7 +285,7 @@ def assign_tokens(
     flat_weights = weights.reshape(pairs, clusters, size).transpose(1, 2)
     flat_bias = None if bias is None else bias.reshape(pairs, 1, clusters)
     labels = torch.empty(pairs, count, dtype=torch.int64, device=tokens.device)
-    # On a CPU one head at a time keeps a chunk in cache; a GPU wants them all at once.
+    # On a CPU one head at a time, so that a chunk stays in cache; on a GPU all heads at once.
     group = 1 if tokens.device.type == "cpu" else pairs
     chunk = min(count, max(64, _CHUNK_ELEMENTS // (clusters * group)))
     room = weights.new_empty(group, chunk, clusters)
@@ -277,8 +296,7 @@ def assign_tokens(
             scores = torch.bmm(part, flat_weights[head], out=room[:, : part.shape[1]])
             if flat_bias is not None:
                 scores += flat_bias[head]
-            # On a CPU `max` finds the place in two thirds of the time of `argmax`; both take the
-            # first.
+            # On a CPU `max` takes two thirds of the time of `argmax`; both return the first index.
             labels[head, start : start + chunk] = scores.max(dim=-1).indices
     return labels.view(batch, heads, count)
 
@@ -286,8 +304,11 @@ def assign_tokens(
 def update_centroids(
     tokens: Tensor, labels: Tensor, centroids: Tensor, *, by: Implementation
 ) -> Clusters:
-    """Return the clusters that labels make: sizes, and means in the centroids' dtype; empty ones
-    keep theirs."""
+    """Return the clusters of tokens `[B, H, N, D]` with labels `[B, H, N]`.
+
+    Centroids are the means of their tokens, in the dtype of the old `centroids` `[B, H, C, D]`; an
+    empty cluster keeps its old one.
+    """
     if by == "triton":
         from svoo.kernels.triton.centroids import update_centroids as by_triton
 

@@ -1,4 +1,4 @@
-"""Where video, text and padding sit in a token sequence, and the two orders of its axes."""
+"""Which tokens of a sequence are video, text and padding; tensors as kernels can read them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from svoo.errors import ShapeError
 
 @dataclass(frozen=True, eq=False)  # tensors have no single answer to ==
 class VideoLayout:
-    """A grid of video tokens (`frames x height x width`, in that order) with `text` tokens after
-    or before it.
+    """A sequence of video tokens (a grid `frames x height x width`, in that order) and text.
 
-    `valid_text` `[B]` counts each sample's real text tokens; those behind them are padding. None:
-    all are real.
+    The `text` tokens come after the video, or before it if `text_first`. `valid_text` `[B]` is the
+    number of real text tokens of each sample; the text tokens after these are padding. None: there
+    is no padding.
     """
 
     frames: int
@@ -27,7 +27,7 @@ class VideoLayout:
     valid_text: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an empty grid."""
+        """Refuse an empty grid and a negative number of text tokens."""
         if min(self.frames, self.height, self.width) < 1 or self.text < 0:
             raise ShapeError(
                 f"a video layout needs a grid of at least 1 x 1 x 1 and no negative text, got "
@@ -46,17 +46,17 @@ class VideoLayout:
 
     @property
     def video_start(self) -> int:
-        """Place of the first video token."""
+        """Index of the first video token."""
         return self.text if self.text_first else 0
 
     @property
     def text_start(self) -> int:
-        """Place of the first text token."""
+        """Index of the first text token."""
         return 0 if self.text_first else self.video
 
     @property
     def padding(self) -> Tensor | None:
-        """Number of each sample's padding tokens, `[B]`; None: there is none."""
+        """Number of padding tokens of each sample, `[B]`; None: there is no padding."""
         return None if self.valid_text is None else self.text - self.valid_text
 
     def video_part(self, tokens: Tensor) -> Tensor:
@@ -64,16 +64,19 @@ class VideoLayout:
         return tokens.narrow(2, self.video_start, self.video)
 
     def real_tokens(self) -> Tensor | None:
-        """Say which tokens are no padding, bool `[B, N]`; None: all are real."""
+        """Return which tokens are not padding, bool `[B, N]`; None: none is padding."""
         if self.valid_text is None:
             return None
-        places = torch.arange(self.tokens, device=self.valid_text.device)
-        is_video = (places >= self.video_start) & (places < self.video_start + self.video)
-        return is_video | (places - self.text_start < self.valid_text.unsqueeze(-1))
+        index = torch.arange(self.tokens, device=self.valid_text.device)
+        is_video = (index >= self.video_start) & (index < self.video_start + self.video)
+        return is_video | (index - self.text_start < self.valid_text.unsqueeze(-1))
 
     def check(self, batch: int, tokens: int, *, values: bool = True) -> None:
-        """Refuse a sequence of another length, and counts of real text (checked if `values`,
-        which waits for the device) that are none."""
+        """Refuse a sequence of another length and a `valid_text` of another shape or type.
+
+        `values=True` also refuses entries of `valid_text` outside 0 .. text, which waits for the
+        device.
+        """
         if tokens != self.tokens:
             raise ShapeError(
                 f"the layout has {self.frames} x {self.height} x {self.width} video tokens + "
@@ -85,7 +88,7 @@ class VideoLayout:
             return
         if valid.shape != (batch,) or valid.is_floating_point() or valid.dtype == torch.bool:
             raise ShapeError(
-                f"valid_text must be [{batch}] whole numbers, one a sample, got {valid.dtype} "
+                f"valid_text must be [{batch}] whole numbers, one per sample, got {valid.dtype} "
                 f"{list(valid.shape)}"
             )
         if values and not bool(((valid >= 0) & (valid <= self.text)).all()):
@@ -106,21 +109,23 @@ def to_tokens_first(x_BHND: Tensor) -> Tensor:
 
 
 def dense_rows(tokens: Tensor) -> Tensor:
-    """Return tokens `[..., D]` as a kernel can read them: each row's numbers side by side, and no
-    sign still to be changed; copies only if they are not so."""
+    """Return tokens `[..., D]` as a kernel can read them: the last stride is 1, and no lazy
+    negation (`torch._neg_view`) is pending. Copies only where that is not so."""
     tokens = tokens.resolve_neg()
     return tokens if tokens.stride(-1) == 1 else tokens.contiguous()
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Return a tensor as a kernel can read it: all numbers in order, and no sign still to be
-    changed; copies only if they are not so."""
+    """Return a tensor as a kernel can read it: contiguous, and no lazy negation pending. Copies
+    only where that is not so."""
     return tensor.resolve_neg().contiguous()
 
 
 def empty_rows(tokens: Tensor) -> Tensor:
-    """Return new memory of the shape of tokens `[..., D]`, each row's numbers side by side, the
-    axes as the tokens have them where that goes together."""
+    """Return an uninitialised tensor shaped like tokens `[..., D]`, with last stride 1.
+
+    The other strides follow those of the tokens where possible; else it is contiguous.
+    """
     output = torch.empty_like(tokens)
     if output.stride(-1) == 1:
         return output

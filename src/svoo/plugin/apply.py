@@ -1,4 +1,4 @@
-"""`apply`: make a pipeline sparse with one line; `Handle`: look at it, and undo it."""
+"""`apply` makes a pipeline sparse; its `Handle` has the statistics and undoes it."""
 
 from __future__ import annotations
 
@@ -38,11 +38,15 @@ def apply(
 ) -> Handle:
     """Make the video self-attention of a diffusers pipeline (or a bare transformer) sparse.
 
-    `method` is a `MethodConfig` (one of yours, too) or a name of `svoo.available_methods()`, whose
-    settings for the recognised model are taken; "paper" and "release" are SVOO's presets. None:
-    our own method with its settings for the recognised model; videos too small to gain anything
-    then stay dense. `profile="auto"` takes a stored profile of the model, or lets the method
-    measure for itself; a path loads that file; None: no profile. Applying again replaces.
+    `method` is a `MethodConfig` (one that you wrote, too), or a name of
+    `svoo.available_methods()` with its settings for the recognised model; "paper" and "release"
+    are presets of SVOO. None: SVOO's default mode for the recognised model, where videos too small
+    to gain anything stay dense.
+
+    `profile` is a `Profile`, or the path of one. "auto": a stored profile of the model, or if
+    there is none the method measures for itself. None: no profile.
+
+    Applying again replaces what was applied before.
     """
     found = find_transformers(target)
     stages = [
@@ -51,7 +55,7 @@ def apply(
     ]
     model = recognise(target)
     config = _choose_method(method, model)
-    check_name(config.backend)  # now, not after the dense steps
+    check_name(config.backend)  # refuse it now, not after the dense steps
     stored = _choose_profile(profile, stages, model)
     clock = Clock(None if isinstance(target, nn.Module) else target)
     runtime = Runtime(
@@ -78,6 +82,7 @@ def apply(
 
 
 def _choose_method(method: object, model: Model | None) -> MethodConfig:
+    """Return the settings that `apply`'s `method` asks for."""
     name = model.name if model else None
     if method is None:
         return SVOOConfig.for_model(name) if name else SVOOConfig()
@@ -92,6 +97,7 @@ def _choose_method(method: object, model: Model | None) -> MethodConfig:
 
 
 def _choose_profile(profile: object, stages: list[Stage], model: Model | None) -> Profile | None:
+    """Return the profile that `apply`'s `profile` asks for; refuse one that does not fit."""
     layers, heads = len(stages[0].attentions), count_heads(stages[0].transformer)
     if profile is None:
         return None
@@ -118,6 +124,8 @@ def _choose_profile(profile: object, stages: list[Stage], model: Model | None) -
 
 
 def _take_over(runtime: Runtime, stage: Stage, undo: ExitStack) -> None:
+    """Bind the attentions of a transformer and listen to its forwards; `undo` learns the way
+    back."""
     bindings = undo.enter_context(ExitStack())
 
     def bind(attention: nn.Module, layer: Layer) -> None:
@@ -129,15 +137,15 @@ def _take_over(runtime: Runtime, stage: Stage, undo: ExitStack) -> None:
     names = list(inspect.signature(type(stage.transformer).forward).parameters)[1:]
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module is not stage.transformer:  # a deep copy carries this hook along
+        if module is not stage.transformer:  # a deep copy has this hook too
             return
         arguments = dict(zip(names, args, strict=False)) | kwargs
         grid = stage.adapter.grid(stage.transformer, arguments)
         batch = arguments["hidden_states"].shape[0]
         stage.signals[0] += 1
-        for place, length in enumerate((*(grid or (0, 0, 0)), batch), start=1):
-            stage.signals[place] = length
-        if torch.compiler.is_compiling():  # the first layer begins the forward
+        for index, length in enumerate((*(grid or (0, 0, 0)), batch), start=1):
+            stage.signals[index] = length
+        if torch.compiler.is_compiling():  # the graph's first layer begins the forward
             return
         stage.forwards, stage.batch = int(stage.signals[0]), batch
         runtime.begin_forward(stage, grid, arguments.get("timestep"))
@@ -158,7 +166,7 @@ def _take_over(runtime: Runtime, stage: Stage, undo: ExitStack) -> None:
 
 
 class Handle:
-    """An applied pipeline: statistics while it lasts, and the way back."""
+    """A pipeline that svoo is applied to: its statistics, and `remove`, which undoes it."""
 
     def __init__(self, runtime: Runtime) -> None:
         """Wrap a runtime."""
@@ -167,21 +175,21 @@ class Handle:
         self._applied = False
 
     def keep(self, undo: ExitStack) -> None:
-        """Take over what undoes the application."""
+        """Keep the functions that undo the application, for `remove`."""
         self._undo = undo
         self._applied = True
 
     def remove(self) -> None:
-        """Give the pipeline back exactly as it was; harmless if done before."""
+        """Make the pipeline exactly what it was; a second time does nothing."""
         self._undo.close()
         self._applied = False
         self._runtime.forget()
 
     def set_step(self, step: int, num_steps: int) -> None:
-        """Tell the step of the forwards to come, where no pipeline does.
+        """Set the step of the forwards to come, for a transformer that no pipeline drives.
 
-        A smaller step, or another number of steps, begins a new video; the same step again is
-        another forward of that step, such as the other branch of guidance.
+        A smaller step, or another number of steps, begins a new video. The same step again means
+        another forward of that step, such as the other guidance branch.
         """
         for name, number in (("step", step), ("num_steps", num_steps)):
             if not isinstance(number, int) or isinstance(number, bool):
@@ -191,12 +199,12 @@ class Handle:
         self._runtime.clock.set_by_hand(step, num_steps)
 
     def observe(self, observer: Observer | None) -> None:
-        """Show every dense call of the videos to come to `observer(call, query, key)`, `[B, H, N,
-        D]` each, before it runs."""
+        """Call `observer(call, query, key)` before each dense call of the videos to come; query
+        and key are `[B, H, N, D]`. None: no longer."""
         self._runtime.observer = observer
 
     def sigmas(self) -> Tensor | None:
-        """Return the noise level of every step of the latest call, or None if that is not
+        """Return the noise level of each step of the latest call, `[steps]`; None if it is not
         known."""
         return self._runtime.clock.sigmas()
 
@@ -211,7 +219,7 @@ class Handle:
         return self._runtime.stats()
 
     def _look_for_replaced(self) -> None:
-        """Warn, once, if the pipeline now has another transformer, which is dense."""
+        """Warn once if the pipeline has another transformer now: that one runs dense."""
         pipeline = self._runtime.clock.pipeline
         if pipeline is None or not self._applied:
             return
@@ -227,7 +235,7 @@ class Handle:
         return summarise(self.stats())
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> None:
-        """Leave nothing in a copied transformer: it is a plain one."""
+        """Return None: svoo is not applied to a copied transformer."""
 
     def __enter__(self) -> Self:
         return self
@@ -242,13 +250,13 @@ class Handle:
 
 
 def is_applied(transformer: nn.Module) -> bool:
-    """Return whether a transformer is svoo's at the moment."""
+    """Return whether svoo is applied to a transformer."""
     return transformer.__dict__.get(_HANDLE) is not None
 
 
 def recognise(target: object) -> Model | None:
-    """Return the catalogue's model that a pipeline is, by hub id, else by class, layers and
-    heads."""
+    """Return the model of the catalogue that a pipeline has, found by hub id, else by class,
+    layers and heads; None if it is not there."""
     if isinstance(target, nn.Module):
         return None
     config: Any = getattr(target, "config", {})

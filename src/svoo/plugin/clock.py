@@ -1,4 +1,7 @@
-"""The clock: which denoising step a forward belongs to, without waiting for a device."""
+"""The clock: finds the pipeline call and denoising step of each forward.
+
+With a pipeline it never waits for the device.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from torch import Tensor
 
 
 class Context(Protocol):
-    """What diffusers' cache context tells of a forward."""
+    """What diffusers' cache context says of a forward: its branch, its step, the number of
+    steps."""
 
     name: str
     step_index: int | None
@@ -17,19 +21,19 @@ class Context(Protocol):
 
 
 class Clock:
-    """Counts calls, steps and forwards of one pipeline; all its transformers share it.
+    """Counts the calls, steps and forwards of one pipeline; all its transformers share it.
 
-    A new `scheduler.timesteps` tensor is a new call. The step comes from the cache context where
-    the pipeline gives one, else from the place of the current timestep in `scheduler.timesteps`,
-    else from the scheduler's own index, else by counting timesteps that differ. `set_by_hand`
-    overrides all.
+    A new `scheduler.timesteps` tensor means a new pipeline call. The step is the first of these
+    that is known: what `set_by_hand` said; the cache context's step; the index of the current
+    timestep in `scheduler.timesteps`; the scheduler's own step index; the number of timestep
+    changes so far.
     """
 
     def __init__(self, pipeline: object | None) -> None:
-        """Watch a pipeline, or None for a bare transformer."""
+        """Watch a pipeline; None: a transformer without one."""
         self.pipeline = pipeline
         self._by_hand: tuple[int, int] | None = None
-        self._timesteps_by_hand: object = None  # the scheduler's when the step was set by hand
+        self._timesteps_by_hand: object = None  # scheduler.timesteps at the last `set_by_hand`
         self._timesteps: object = None
         self._timestep: object = None
         self._distinct = -1
@@ -40,21 +44,24 @@ class Clock:
         self.forward_in_step = 0
 
     def set_by_hand(self, step: int, steps: int) -> None:
-        """Tell the step of the forwards to come, for a transformer that no pipeline drives."""
+        """Set the step of the forwards to come, for a transformer that no pipeline drives.
+
+        A smaller step, or another number of steps, begins a new call.
+        """
         if self._by_hand is None or step < self._by_hand[0] or steps != self._by_hand[1]:
             self._running = False
         self._by_hand = (step, steps)
         self._timesteps_by_hand = self._find_timesteps()
 
     def end_call(self) -> None:
-        """Take the next forward as the first of a new call."""
+        """Make the next forward the first of a new call."""
         self._running = False
 
     def begin_forward(self, timestep: object, context: Context | None) -> bool:
         """Note that a forward begins; return whether it is the first of a new call."""
         scheduler: Any = getattr(self.pipeline, "scheduler", None)
         timesteps = self._find_timesteps()
-        if timesteps is not self._timesteps_by_hand:  # a pipeline call came later: it knows better
+        if timesteps is not self._timesteps_by_hand:  # a pipeline call began since: use its steps
             self._by_hand = None
         new_call = not self._running or (
             timesteps is not None and timesteps is not self._timesteps
@@ -76,11 +83,13 @@ class Clock:
         return getattr(getattr(self.pipeline, "scheduler", None), "timesteps", None)
 
     def branch(self, context: Context | None) -> str:
-        """Return the guidance branch of the present forward."""
+        """Return the guidance branch of the present forward: the cache context's name, else the
+        number of the forward in its step."""
         return context.name if context is not None else f"forward {self.forward_in_step}"
 
     def sigmas(self) -> Tensor | None:
-        """Return the noise level of every step of this call, or None if the scheduler has none."""
+        """Return the noise level of each step of this call, float64 `[steps]`; None if the
+        scheduler has none."""
         scheduler: Any = getattr(self.pipeline, "scheduler", None)
         sigmas = getattr(scheduler, "sigmas", None)
         if not isinstance(sigmas, Tensor) or self.steps is None or len(sigmas) < self.steps:
@@ -88,6 +97,7 @@ class Clock:
         return sigmas[: self.steps].detach().double().cpu()
 
     def _count(self, timestep: object) -> None:
+        """Count a timestep that differs from the one before."""
         if timestep is self._timestep:
             return
         known = self._timestep
@@ -105,24 +115,28 @@ class Clock:
     def _read_step(
         self, timestep: object, timesteps: object, scheduler: object, context: Context | None
     ) -> None:
+        """Set `step` and `steps` from the first source that knows them."""
         self.steps = len(timesteps) if isinstance(timesteps, Tensor) else None
-        place = _place_in(timestep, timesteps)
+        in_schedule = _index_in(timestep, timesteps)
         index = getattr(scheduler, "_step_index", None)
         if self._by_hand is not None:
             self.step, self.steps = self._by_hand
         elif context is not None and context.step_index is not None:
             self.step = context.step_index
             self.steps = context.num_inference_steps or self.steps
-        elif place is not None:
-            self.step = place
+        elif in_schedule is not None:
+            self.step = in_schedule
         elif isinstance(index, int):
             self.step = index
         else:
             self.step = self._distinct
 
 
-def _place_in(timestep: object, timesteps: object) -> int | None:
-    """Return the index of a timestep that is a view into a schedule, or None if it is not."""
+def _index_in(timestep: object, timesteps: object) -> int | None:
+    """Return the index of a timestep in a schedule `[steps]` if it is a view into it, else None.
+
+    Memory addresses are compared, not values, which would wait for the device.
+    """
     if not (isinstance(timestep, Tensor) and isinstance(timesteps, Tensor)):
         return None
     if timestep.dim() != 0 or timesteps.dim() != 1 or not len(timesteps):

@@ -1,11 +1,12 @@
-"""Where the plug-in meets diffusers: every private name of it is used here and nowhere else.
+"""Where the plug-in meets diffusers: its private names are used here and nowhere else.
 
-An attention backend of our own is registered with diffusers' dispatcher and chosen for single
-processor *instances*: the model's own processor goes on doing projections, norms and rope, and
-cross-attention, which has other processors, never comes here. Processors that call torch's
-attention themselves are met there instead. Compiled graphs call us as one opaque operator, which
-is told its layer and where the run stands by tensors, so that one graph serves all layers and
-sizes.
+We register an attention backend of our own with diffusers' dispatcher and choose it for single
+processor *instances*. The model's own processor still does projections, norms and rope.
+Cross-attention has other processors, so it never comes here. Some processors call torch's
+attention instead of the dispatcher: for these we replace torch's function.
+
+A compiled graph calls us as one opaque operator. Tensors tell it its layer and the state of the
+forward, so that one graph serves all layers and video sizes.
 """
 
 from __future__ import annotations
@@ -35,31 +36,31 @@ _HOOK = "svoo"
 
 
 class Layer(Protocol):
-    """A video self-attention that has been taken over."""
+    """A video self-attention whose calls come to us."""
 
     dense_backend: Any
 
     @property
     def signals(self) -> Tensor:
-        """What its forwards write for it before `attend` is called."""
+        """Numbers that each forward writes before `attend` is called."""
 
     def begin(self, signals: Tensor) -> None:
-        """Note where the forward stands that `attend` is about to be called in."""
+        """Read the signals of the present forward; called before each `attend`."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
     ) -> Tensor:
-        """Attend over `[B, N, H, D]` as diffusers hands it over."""
+        """Attend from query to key, value `[B, N, H, D]`, diffusers' order of axes."""
 
 
 Binding = tuple[Tensor, Tensor]  # the number of a layer, and the signals of its stage
-# A compiled graph can hand over a tensor but no object: layers are found by number.
+# A compiled graph can pass a tensor but not an object, so layers are looked up by number.
 _layers: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
 class _Bound(threading.local):
-    """The binding whose processor runs in this thread."""
+    """The binding of the processor that is running in this thread, or None."""
 
     def __init__(self) -> None:
         self.binding: Binding | None = None
@@ -69,7 +70,7 @@ _bound = _Bound()
 
 
 def _make_backend_name() -> AttentionBackendName:
-    """Return a member outside the enumeration, so that nobody can set it on cross-attention."""
+    """Return a name that is not in diffusers' list, so that cross-attention cannot choose it."""
     member = str.__new__(AttentionBackendName, "svoo")
     member._name_, member._value_ = "SVOO", "svoo"
     return member
@@ -90,8 +91,8 @@ def _attend(
     enable_gqa: bool = False,
     _parallel_config: object = None,
 ) -> Tensor:
-    """The backend that diffusers calls: hand video self-attention to its layer, all else to
-    diffusers."""
+    """The backend that diffusers calls: video self-attention goes to its layer, all else back to
+    diffusers. Tensors are `[B, N, H, D]`."""
     binding = _bound.binding
     plain = not (is_causal or enable_gqa or dropout_p) and _parallel_config is None
     if binding is not None and plain and key.shape[1] == query.shape[1]:
@@ -118,7 +119,7 @@ def _hand_over(
     mask: Tensor | None,
     scale: float | None,
 ) -> Tensor:
-    """Call the bound layer: at once, or through the operator if a graph is being traced."""
+    """Call the bound layer: directly, or through the operator while a graph is traced."""
     call = _attend_in_graph if torch.compiler.is_compiling() else _call_layer
     return call(query, key, value, mask, scale, *binding)
 
@@ -165,7 +166,7 @@ def _attend_heads_first(
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
 ) -> Tensor:
-    """What processors that call torch's attention, `[B, H, N, D]`, find in its place."""
+    """Stand in for torch's attention (`[B, H, N, D]`) in processors that call it directly."""
     binding = _bound.binding
     plain = not (is_causal or enable_gqa or dropout_p)
     if binding is None or not plain or key.shape[2] != query.shape[2]:
@@ -184,7 +185,7 @@ def _attend_heads_first(
 
 
 def dense_attention(backend: Any, **arguments: Any) -> Tensor:
-    """Run diffusers' own attention: the given backend, or the active one if None."""
+    """Run one of diffusers' own attention backends; None: the one that is active there."""
     name = _AttentionBackendRegistry._active_backend if backend is None else backend
     accepted = _AttentionBackendRegistry._supported_arg_names[name]
     run = _AttentionBackendRegistry._backends[name]
@@ -192,10 +193,10 @@ def dense_attention(backend: Any, **arguments: Any) -> Tensor:
 
 
 def bind(attention: nn.Module, layer: Layer, *, calls_torch: bool = False) -> Undo:
-    """Let the processor of a self-attention module call `layer.attend`; return what undoes it.
+    """Make the processor of a self-attention module call `layer.attend`; return the undo function.
 
-    `calls_torch`: it calls torch's attention, not diffusers' dispatcher. The processor is copied,
-    because several modules may share one.
+    `calls_torch`: the processor calls torch's attention, not diffusers' dispatcher. We change a
+    copy of the processor, because several modules may share one.
     """
     if _BACKEND not in _AttentionBackendRegistry._backends:
         _AttentionBackendRegistry.register(_BACKEND)(_attend)
@@ -214,12 +215,12 @@ def bind(attention: nn.Module, layer: Layer, *, calls_torch: bool = False) -> Un
     def undo() -> None:
         if attention.processor is processor:
             attention.processor = original
-        # Somebody may have kept ours to put it back, as unfusing does: it becomes a plain one.
+        # Others may put our copy back later, as unfusing does: make it a plain processor again.
         processor.__class__ = base
         del processor._svoo_binding
         processor.__dict__.update(vars(original))
         if not calls_torch and layer.dense_backend is not backend:
-            # set_attention_backend came meanwhile
+            # the user called set_attention_backend while we were applied
             original._attention_backend = processor._attention_backend = layer.dense_backend
 
     return undo
@@ -232,7 +233,7 @@ def is_bound(attention: nn.Module) -> bool:
 
 @functools.cache
 def _bound_class(base: Any, *, calls_torch: bool) -> Any:
-    """Return a subclass of a processor class whose calls come to us, with their binding."""
+    """Return a subclass of a processor class that sets `_bound` while it runs."""
     base_call: Any = _redirect(base.__call__) if calls_torch else base.__call__
 
     @functools.wraps(base_call)  # diffusers filters keyword arguments by the signature
@@ -254,19 +255,19 @@ def _bound_class(base: Any, *, calls_torch: bool) -> Any:
         "__qualname__": base.__qualname__,
     }
     if not calls_torch:
-        # What the user chooses later becomes the dense fallback; ours stays.
+        # A backend that the user chooses later runs the dense calls; ours stays the entrance.
         members["_attention_backend"] = property(lambda _self: _BACKEND, set_backend)
     return type(base.__name__, (base,), members)
 
 
 def _redirect(function: Any) -> Any:
-    """Return a copy of a function whose `F` has our attention; graphs cannot trace a mode."""
+    """Return a copy of a function whose `F` has our attention; graphs cannot trace torch modes."""
     ours = ModuleType(functional.__name__)
     vars(ours).update(vars(functional), scaled_dot_product_attention=_attend_heads_first)
     names = {
         name: ours if value is functional else value
         for name, value in function.__globals__.items()
-        if name != "__name__"  # by which the compiler would find the module and its own F
+        if name != "__name__"  # with it the compiler would find the original module
     }
     parts = function.__name__, function.__defaults__, function.__closure__
     redirected = FunctionType(function.__code__, names, *parts)
@@ -275,7 +276,7 @@ def _redirect(function: Any) -> Any:
 
 
 def _copy_unbound(processor: Any, base: Any, memo: dict[int, Any]) -> Any:
-    """Return a deep copy that is no longer ours: a copied pipeline is a plain one."""
+    """Return a deep copy as a plain processor: svoo is not applied to a copied pipeline."""
     plain = base.__new__(base)
     kept = {name: value for name, value in vars(processor).items() if name != "_svoo_binding"}
     plain.__dict__.update(copy.deepcopy(kept, memo))
@@ -283,7 +284,7 @@ def _copy_unbound(processor: Any, base: Any, memo: dict[int, Any]) -> Any:
 
 
 class _ContextManager(StateManager):
-    """Receives diffusers' cache context instead of keeping a state for it."""
+    """Passes diffusers' cache context on to `receive`; keeps no state."""
 
     def __init__(self, receive: Callable[[Any], None]) -> None:
         super().__init__(object)
@@ -297,8 +298,8 @@ class _ContextManager(StateManager):
 
 
 class _ContextHook(ModelHook):
-    """A hook that only listens: to the cache context, and to the reset at the end of a
-    pipeline call."""
+    """A diffusers hook that changes nothing: it hears the cache context, and the reset at the end
+    of a pipeline call."""
 
     _is_stateful = True
 
@@ -308,7 +309,7 @@ class _ContextHook(ModelHook):
         self._end_call = end_call
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> _ContextHook:
-        return _ContextHook(lambda _context: None, lambda: None)  # a copied model is not ours
+        return _ContextHook(lambda _context: None, lambda: None)  # svoo is not applied to a copy
 
     def reset_state(self, module: nn.Module) -> nn.Module:
         self.state_manager.reset()
@@ -322,17 +323,16 @@ def listen(
     receive: Callable[[Any], None],
     end_call: Callable[[], None],
 ) -> Undo:
-    """Tell `receive` every cache context of a transformer and call `end_call` when a pipeline
-    call ends.
+    """Pass each cache context of a transformer to `receive`; call `end_call` at a pipeline's end.
 
-    The hook sits on the list of its `blocks`, which hears of both and is never called itself: a
-    hook wraps its module's forward, and a deep copy of a wrapped one would run the original.
+    A hook wraps the forward of its module, and a deep copy of a wrapped transformer would run the
+    original's forward. So the hook is on the list `blocks`: it hears the same, and has no forward.
     """
     before = dict(blocks.__dict__)
     had_own = "_diffusers_hook" in transformer.__dict__
     own = HookRegistry.check_if_exists_or_initialize(transformer)
     registry = HookRegistry.check_if_exists_or_initialize(blocks)
-    registry.remove_hook(_HOOK, recurse=False)  # one that a deep copy brought along
+    registry.remove_hook(_HOOK, recurse=False)  # left over from a deep copy
     registry.register_hook(_ContextHook(receive, end_call), _HOOK)
     own.invalidate_child_registries_cache()
 

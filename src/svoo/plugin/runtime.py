@@ -1,4 +1,5 @@
-"""The runtime of one applied pipeline: from diffusers' signals to a `Session` per video."""
+"""The runtime of an applied pipeline: it reads diffusers' state and drives one `Session` per
+video."""
 
 from __future__ import annotations
 
@@ -22,21 +23,25 @@ from svoo.profiles.profile import Profile
 from svoo.session.session import Observer, Session, describe_budgets
 from svoo.session.stats import RunStats, Statistics
 
-# Fewer video tokens than this, and planning costs about what sparse attention saves.
+# With fewer video tokens than this, planning costs about as much as sparse attention saves.
 LEAST_TOKENS = {"cpu": 1_000}
 LEAST_TOKENS_ELSEWHERE = 8_000
 
 
 def _new_signals() -> Tensor:
-    """Return `[forwards, frames, height, width, batch]`: a compiled forward writes them and its
-    layers read them. A Python number would be baked into the compiled graph."""
-    with torch.inference_mode(mode=False):  # written in forwards with and without it
+    """Return int64 `[forwards, frames, height, width, batch]`, which each forward of a transformer
+    writes and its layers read.
+
+    A tensor, because a compiled graph would keep the value that a Python number had when it was
+    traced.
+    """
+    with torch.inference_mode(mode=False):  # forwards write to it inside and outside that mode
         return torch.zeros(5, dtype=torch.int64, device="cpu")
 
 
 @dataclass
 class Stage:
-    """One transformer of a pipeline: an expert, if there are two."""
+    """One transformer of a pipeline. Wan 2.2 has two, its experts."""
 
     index: int
     transformer: nn.Module
@@ -45,16 +50,16 @@ class Stage:
     grid: Grid | None = None
     batch: int = 1
     signals: Tensor = field(default_factory=_new_signals)
-    forwards: int = 0  # those that `begin_forward` knows of; `signals` may be ahead
+    forwards: int = 0  # those already begun; `signals[0]` may be ahead in a compiled graph
     context: Context | None = None
     layers: list[Layer] = field(default_factory=list)
 
 
 class Layer:
-    """One video self-attention: what `intercept` calls."""
+    """One video self-attention layer: `intercept` calls its `begin` and `attend`."""
 
     def __init__(self, runtime: Runtime, stage: Stage, index: int) -> None:
-        """Belong to a stage."""
+        """Make layer `index` (from 0) of a stage."""
         self.runtime = runtime
         self.stage = stage
         self.index = index
@@ -64,11 +69,11 @@ class Layer:
 
     @property
     def signals(self) -> Tensor:
-        """What the forwards of its stage write for it."""
+        """The numbers that each forward of its stage writes: see `_new_signals`."""
         return self.stage.signals
 
     def begin(self, signals: Tensor) -> None:
-        """Begin the forward in which this is the first layer to run, unless a hook has done so."""
+        """Begin the present forward, if neither a hook nor an earlier layer has done so."""
         forwards, *grid, batch = signals.tolist()
         if forwards != self.stage.forwards:
             self.stage.forwards, self.stage.batch = forwards, batch
@@ -77,13 +82,13 @@ class Layer:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
     ) -> Tensor:
-        """Attend over `[B, N, H, D]`, sparsely where the method says so."""
+        """Attend from query to key, value `[B, N, H, D]`: sparse or dense, as the method says."""
         return self.runtime.attend(self, query, key, value, mask, scale)
 
 
 class Runtime:
-    """What one applied pipeline remembers: its clock, its statistics, and the present video's
-    session."""
+    """The state of an applied pipeline: its clock, its statistics, and the session of the present
+    video."""
 
     def __init__(
         self,
@@ -95,8 +100,11 @@ class Runtime:
         calibrate: bool,
         small_stay_dense: bool,
     ) -> None:
-        """Run a method, with a profile if there is one; `calibrate` lets it measure for itself.
-        `small_stay_dense`: videos too small to gain anything are left to the model."""
+        """Prepare to run the method of `config`.
+
+        `profile` holds measured densities; without one, `calibrate` lets the method measure its
+        own. `small_stay_dense`: a video too small to gain anything stays dense.
+        """
         self.clock = clock
         self.stages = stages
         self.config = config
@@ -104,13 +112,16 @@ class Runtime:
         self.calibrate = calibrate and profile is None
         self.small_stay_dense = small_stay_dense
         self.statistics = Statistics()
-        self.workspace = Workspace()  # of all videos; `forget` frees it
+        self.workspace = Workspace()  # used by all videos; `forget` frees it
         self.observer: Observer | None = None
         self.session: Session | None = None
         self._forwards = 0
 
     def begin_forward(self, stage: Stage, grid: Grid | None, timestep: object = None) -> None:
-        """Note where a forward of a transformer stands; a new call forgets the one before."""
+        """Note that a forward of a transformer begins, with the grid of its video.
+
+        If it is the first of a new pipeline call, a new session begins.
+        """
         stage.grid = grid
         self._forwards += 1
         if self.clock.begin_forward(timestep, stage.context):
@@ -124,7 +135,7 @@ class Runtime:
             )
 
     def _compare_tokens(self, tokens: int) -> None:
-        """Warn where the profile was measured at another size."""
+        """Warn once if the profile was measured with another number of tokens."""
         measured = self.profile.provenance.get("tokens") if self.profile is not None else None
         if measured is not None and measured != str(tokens):
             text = f"the profile was measured with {measured} video tokens, this run has {tokens}"
@@ -133,6 +144,7 @@ class Runtime:
             self.statistics.note(text)
 
     def _begin_video(self) -> None:
+        """Start a new session: nothing that the method learned of the last video stays."""
         self.statistics.fold()
         steps, sigmas = self.clock.steps, self.clock.sigmas()
         self.session = Session(
@@ -152,6 +164,7 @@ class Runtime:
         self.session.observer = self.observer
 
     def _stages_of(self, sigmas: Tensor) -> Tensor:
+        """Return the stage of each step, int64 `[steps]`, from its noise level `[steps]`."""
         pipeline: Any = self.clock.pipeline
         boundary = getattr(getattr(pipeline, "config", None), "boundary_ratio", None)
         if boundary is None or len(self.stages) == 1:
@@ -174,8 +187,9 @@ class Runtime:
         mask: Tensor | None,
         scale: float | None,
     ) -> Tensor:
-        """Attend over `[B, N, H, D]`: ask the session, or stay dense and say why."""
-        # Some processors call attention once for every sample of a batch.
+        """Attend from query to key, value `[B, N, H, D]`: through the session, or dense with the
+        reason."""
+        # Some processors call attention once per sample: then `sample` counts these calls.
         layer.sample = layer.sample + 1 if layer.forward == self._forwards else 0
         layer.forward = self._forwards
         stage, session = layer.stage, self.session
@@ -217,7 +231,7 @@ class Runtime:
         return to_tokens_first(output)
 
     def _why_dense(self, layout: VideoLayout | Dense, device: torch.device) -> Dense | None:
-        """Return why the method is not even asked, or None."""
+        """Return why a call is dense before the method is asked, or None."""
         if isinstance(layout, Dense):
             return layout
         if self.clock.steps is None:
@@ -231,7 +245,8 @@ class Runtime:
         return None
 
     def _branch(self, layer: Layer, batch: int) -> tuple[str | Sequence[str], int]:
-        """Return the branch of a call, or of each of its samples, and which video it is of."""
+        """Return the guidance branch of a call, or one per sample of its batch; and the number of
+        its video, where each sample has a call of its own."""
         name = self.clock.branch(layer.stage.context).removeprefix("pred_")
         if name != "cond_uncond":
             return name, layer.sample
@@ -243,13 +258,13 @@ class Runtime:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes kept from one attention call to the next: what the method remembers, the sums of
-        the statistics, and the workspaces of the backends in use."""
+        """Bytes kept between attention calls: state of the method, sums of the statistics, and
+        workspaces of the backends."""
         state = 0 if self.session is None else self.session.method.state_bytes
         return state + self.statistics.nbytes + self.workspace.nbytes
 
     def forget(self) -> None:
-        """Let go of what the present video's method remembers, and of the backends' memory."""
+        """Free the present session and the backends' workspaces."""
         self.session = None
         self.workspace.clear()
 
@@ -257,7 +272,7 @@ class Runtime:
         """Return what happened so far; waits for the device."""
         for stage in self.stages:
             for layer in stage.layers:
-                self.statistics.layer(stage.index, layer.index)  # also those never called
+                self.statistics.layer(stage.index, layer.index)  # a row for uncalled layers too
         return RunStats(
             method=self.config.name,
             backend=self.config.backend,
@@ -271,7 +286,7 @@ class Runtime:
 
 
 def _read_layout(stage: Stage, query: Tensor, mask: Tensor | None) -> VideoLayout | Dense:
-    """Return the layout of a sequence `[B, N, H, D]`, or dense with what is not understood."""
+    """Return the layout of a sequence `[B, N, H, D]`, or `Dense` with what is not understood."""
     if stage.grid is None:
         return Dense("the grid of the video is not known")
     frames, height, width = stage.grid
@@ -286,5 +301,5 @@ def _read_layout(stage: Stage, query: Tensor, mask: Tensor | None) -> VideoLayou
     expected = (batch, 1, tokens if stage.adapter.square_mask else 1, tokens)
     if not stage.adapter.prefix_mask or mask.dtype != torch.bool or mask.shape != expected:
         return Dense(f"an attention mask {list(mask.shape)} of {mask.dtype} is not understood")
-    valid = mask[:, 0, 0].sum(dim=-1) - frames * height * width  # what a video token may see
+    valid = mask[:, 0, 0].sum(dim=-1) - frames * height * width  # real text tokens
     return VideoLayout(frames, height, width, text, stage.adapter.text_first, valid)

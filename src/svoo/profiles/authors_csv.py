@@ -1,4 +1,4 @@
-"""The authors' published tables of what every head needs, read as profiles."""
+"""Reads the authors' published tables of required density as profiles."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ Cell = tuple[int, int, int]  # step, layer, head, each from 0
 
 
 def read_table(path: Path, model: str) -> Profile:
-    """Read one of the authors' tables (Step, Layer, Head, "Sparsity"), measured at mass 0.95 on
-    one prompt.
+    """Read one of the authors' tables, with columns Step, Layer, Head and Sparsity.
 
-    Despite its name the column is the density. Noise levels and stages follow from the model's
-    scheduler.
+    They were measured at mass 0.95 on one prompt. Despite its name, the column Sparsity holds
+    densities. Noise levels and stages are computed from the model's scheduler.
     """
     known = find_model(model)
     table = _fill(path, known, _read_cells(path))
@@ -36,6 +35,7 @@ def read_table(path: Path, model: str) -> Profile:
 
 
 def _read_cells(path: Path) -> dict[Cell, float]:
+    """Return the densities of a table; refuse what is not one of the authors' tables."""
     rows: list[tuple[Cell, float]] = []
     try:
         with path.open(newline="") as file:
@@ -55,7 +55,8 @@ def _read_cells(path: Path) -> dict[Cell, float]:
 
 
 def _fill(path: Path, model: Model, cells: dict[Cell, float]) -> Tensor:
-    """Return the cells as a table `[steps, layers, heads]`; refuse those of another model."""
+    """Return the cells as a tensor `[steps, layers, heads]`; refuse cells that the model does not
+    have, and missing ones."""
     shape = (model.steps, model.layers, model.heads)
     table = torch.full(shape, torch.nan)
     for cell, density in cells.items():
@@ -72,6 +73,7 @@ def _fill(path: Path, model: Model, cells: dict[Cell, float]) -> Tensor:
 
 
 def _provenance(path: Path, model: Model) -> dict[str, str]:
+    """Return which model, size and file a table is of."""
     sizes = {"frames": model.frames, "height": model.height, "width": model.width}
     return {
         "model": model.name,

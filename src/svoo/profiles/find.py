@@ -1,4 +1,4 @@
-"""Where `profile="auto"` looks: beside the embedded model, then in the user's cache."""
+"""Finds the profile for `profile="auto"`: beside the embedded model, then in the user's cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _SHIPPED = Path(__file__).parents[1] / "mini" / "profile.safetensors"
 
 
 def find_profile(model: Model | None, layers: int, heads: int) -> Profile | None:
-    """Return the first stored profile of a recognised model that has its layers and heads."""
+    """Return the first stored profile of a recognised model, or None.
+
+    One of that model with other layers or heads, or without the paper's mass, is refused.
+    """
     if model is None:
         return None
     for path in (_SHIPPED, *sorted((cache_folder() / "profiles").glob("*.safetensors"))):
@@ -21,7 +24,7 @@ def find_profile(model: Model | None, layers: int, heads: int) -> Profile | None
             try:
                 profile = Profile.load(path)
             except ProfileError:
-                continue  # somebody else's file; one that is asked for by name is never skipped
+                continue  # not a profile; only "auto" skips such files
             if profile.provenance.get("model") == model.name:
                 try:
                     profile.check_fits(layers, heads)

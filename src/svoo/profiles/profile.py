@@ -1,5 +1,5 @@
-"""Profile: measured required density by input, step, layer, head and mass, with where it came
-from."""
+"""`Profile`: required density, measured per input, step, layer, head and mass, and how it was
+measured."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from svoo.storage import write_atomically
 
 FORMAT = "svoo-profile-1"
 PROFILE_MASS = 0.95  # the mass that budgets are taken at, as in the paper
-MUST_AGREE = ("model", "width", "height", "frames")  # of profiles to be merged
+MUST_AGREE = ("model", "width", "height", "frames")  # provenance that merged profiles must share
 _AXES = "inputs, steps, layers, heads, masses"
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Required density `[inputs, steps, layers, heads, masses]`; the inputs stay apart, so any
-    quantile can be taken.
+    """Measured required density `[inputs, steps, layers, heads, masses]`.
 
-    sigma `[steps]` is the noise level of each step and stage `[steps]` the expert that ran it;
-    masses `[masses]`. `provenance` says which model, size and library made it. `error`, shaped
-    like density, is its standard error where rows were sampled; None if it is not known.
+    The inputs are stored one by one, so that any quantile over them can be taken. sigma `[steps]`
+    is the noise level of each step, stage `[steps]` the expert that ran it, masses `[masses]` the
+    masses that were measured. `provenance` says which model, size and library version made it.
+    `error`, shaped like density, is the standard error from sampling rows; None: not known.
     """
 
     density: Tensor
@@ -43,7 +43,7 @@ class Profile:
     error: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Refuse tables that do not fit together or are not densities."""
+        """Refuse tensors whose shapes do not agree, and values out of range."""
         if self.density.ndim != 5 or 0 in self.density.shape:
             raise ProfileError(f"density must be [{_AXES}], got {list(self.density.shape)}")
         steps, masses = self.density.shape[1], self.density.shape[4]
@@ -92,7 +92,7 @@ class Profile:
         return self.density.shape[3]
 
     def check_fits(self, layers: int, heads: int) -> None:
-        """Refuse a model of another shape."""
+        """Refuse a model with another number of layers or heads."""
         if (self.layers, self.heads) != (layers, heads):
             raise ProfileError(
                 f"the profile has {self.layers} layers x {self.heads} heads, the model has "
@@ -100,7 +100,7 @@ class Profile:
             )
 
     def check_stages(self, stages: int) -> None:
-        """Refuse a pipeline with other experts than those that were measured."""
+        """Refuse a pipeline whose stages (experts) are not the measured ones, 0 .. stages - 1."""
         measured = sorted(set(self.stage.tolist()))
         if measured != list(range(stages)):
             raise ProfileError(
@@ -114,11 +114,11 @@ class Profile:
         quantile: float = 0.95,
         over: Literal["gaussian", "max", "mean"] = "gaussian",
     ) -> Tensor:
-        """Return the kept fraction of every (step, layer, head): an upper quantile over the
-        inputs.
+        """Return the fraction to keep, `[steps, layers, heads]`: an upper quantile of the inputs.
 
-        `gaussian` fits mean + z * std (the paper; std 0 for one input), `max` and `mean` are what
-        they say. The mass must be one that was measured.
+        `over`: "gaussian" takes mean + z * std, with z the normal quantile (the paper; std is 0
+        for one input), "max" and "mean" the largest and the mean input. Clipped to 0 .. 1. The
+        mass must be one that was measured.
         """
         check_mass(mass)
         if not 0 < quantile < 1:
@@ -137,14 +137,13 @@ class Profile:
         return budget.clamp(0, 1).float()
 
     def at_sigmas(self, sigma: Tensor, stage: Tensor | None = None) -> Profile:
-        """Serve another run: interpolate over the noise level, inside a stage, to `sigma`
-        `[steps]`.
+        """Return the profile for a run with other noise levels `sigma` `[steps]`.
 
-        Beyond the measured range the nearest step counts. `stage` `[steps]` defaults to the first
-        stage.
+        Interpolates linearly over the noise level between measured steps of the same stage; beyond
+        the measured range it takes the nearest step. `stage` `[steps]`; None: all are stage 0.
         """
         stage = torch.zeros(len(sigma), dtype=torch.int64) if stage is None else stage
-        places = []
+        neighbours = []  # for each step: the measured steps below and above, and how far between
         for level, expert in zip(sigma.double().tolist(), stage.tolist(), strict=True):
             here = (self.stage == expert).nonzero().flatten()
             if not len(here):
@@ -156,10 +155,12 @@ class Profile:
             below = max(0, above - 1) if level < float(levels[above]) else above
             gap = float(levels[above] - levels[below])
             part = (level - float(levels[below])) / gap if gap > 0 else 0.0
-            places.append((int(here[below]), int(here[above]), min(1.0, max(0.0, part))))
+            neighbours.append((int(here[below]), int(here[above]), min(1.0, max(0.0, part))))
 
         def between(table: Tensor) -> Tensor:
-            rows = [torch.lerp(table[:, low], table[:, high], part) for low, high, part in places]
+            rows = [
+                torch.lerp(table[:, low], table[:, high], part) for low, high, part in neighbours
+            ]
             return torch.stack(rows, dim=1)
 
         return Profile(
@@ -172,7 +173,7 @@ class Profile:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write one .safetensors file, whole or not at all; the same profile gives the same
+        """Write one .safetensors file, completely or not at all. Equal profiles give equal
         bytes."""
         tensors = {
             "density": self.density.float().contiguous(),
@@ -182,17 +183,17 @@ class Profile:
         }
         if self.error is not None:
             tensors["error"] = self.error.float().contiguous()
-        # One entry, because safetensors writes several in an order that changes from run to run.
+        # One metadata entry: safetensors writes several in an order that changes between runs.
         facts = json.dumps({"format": FORMAT, **self.provenance}, sort_keys=True)
         write_atomically(Path(path), save_tensors(tensors, metadata={"svoo": facts}))
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """Read what `save` wrote; anything else is refused with what is wrong."""
+        """Read a file that `save` wrote; refuse any other, saying what is wrong."""
         path = Path(path)
         try:
             with safe_open(path, "pt") as file:
-                # Copies: what is mapped from a file would change, or vanish, with it.
+                # Copied, because memory mapped from a file changes, or vanishes, with the file.
                 tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
                 stored = dict(json.loads((file.metadata() or {}).get("svoo", "{}")))
             facts = {str(name): str(fact) for name, fact in stored.items()}
@@ -203,8 +204,8 @@ class Profile:
             ValueError,
             TypeError,
             AttributeError,
-            KeyError,  # a number format that torch has not
-            RecursionError,  # metadata nested without end
+            KeyError,  # a number format that torch does not have
+            RecursionError,  # metadata nested too deep
         ) as error:
             raise ProfileError(f"{path} is not a whole .safetensors file: {error!r}") from error
         if facts.pop("format", None) != FORMAT:
@@ -234,14 +235,16 @@ class Profile:
         return read_table(Path(path), model)
 
     def error_at_mass(self, mass: float = 0.95) -> Tensor | None:
-        """Return the standard error at one of the measured masses, like `at_mass`."""
-        return None if self.error is None else self.error[..., self._place(mass)]
+        """Return the standard error at one of the measured masses, `[inputs, steps, layers,
+        heads]`; None: not known."""
+        return None if self.error is None else self.error[..., self._mass_index(mass)]
 
     def at_mass(self, mass: float = 0.95) -> Tensor:
         """Return the density at one of the measured masses, `[inputs, steps, layers, heads]`."""
-        return self.density[..., self._place(mass)]
+        return self.density[..., self._mass_index(mass)]
 
-    def _place(self, mass: float) -> int:
+    def _mass_index(self, mass: float) -> int:
+        """Return the index of a measured mass; refuse one that was not measured."""
         near = (self.masses - mass).abs() < 1e-6
         if not bool(near.any()):
             measured = ", ".join(f"{value:g}" for value in self.masses.tolist())
@@ -250,9 +253,10 @@ class Profile:
 
     @classmethod
     def merge(cls, profiles: Sequence[Profile]) -> Profile:
-        """Put the inputs of several profiles of the same model, size and steps into one.
+        """Return one profile with the inputs of several of the same model, size and steps.
 
-        Facts of their provenance that differ are joined with "; ", those of `MUST_AGREE` refused.
+        Where their provenance differs, the facts are joined with "; "; facts of `MUST_AGREE` that
+        differ are refused.
         """
         if not profiles:
             raise ProfileError("nothing to merge: give at least one profile")
@@ -290,7 +294,9 @@ class Profile:
 
 
 def flow_sigmas(steps: int, shift: float) -> Tensor:
-    """Return the noise levels of a flow-matching run, 1 first: u shifted to shift u / (1 + (shift
-    - 1) u)."""
+    """Return the noise levels of a flow-matching run, float64 `[steps]`, falling from 1.
+
+    With u falling evenly from 1 to 1 / steps: sigma = shift * u / (1 + (shift - 1) * u).
+    """
     even = torch.linspace(1, 0, steps + 1, dtype=torch.float64)[:-1]
     return shift * even / (1 + (shift - 1) * even)

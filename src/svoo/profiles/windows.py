@@ -1,5 +1,5 @@
-"""Sliding Tile Attention's windows by step, layer and head: chosen from measured errors, and
-stored as a profile is stored."""
+"""The windows of Sliding Tile Attention per step, layer and head: chosen from measured errors,
+stored in a file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from svoo.storage import write_atomically
 
 @dataclass(frozen=True, eq=False)
 class WindowTable:
-    """windows uint8 `[steps, layers, heads, 3]`: tiles along frames, height, width. Layers of two
-    experts are told apart by their steps."""
+    """windows uint8 `[steps, layers, heads, 3]`: the number of tiles along frames, height, width.
+
+    There is no axis for stages: each step is run by one expert only.
+    """
 
     windows: Tensor
 
     def __post_init__(self) -> None:
-        """Refuse what are no windows."""
+        """Refuse a wrong shape or type, and windows of less than 1 or more than 255 tiles."""
         windows = self.windows
         fits = windows.ndim == 4 and windows.shape[3:] == (3,) and 0 not in windows.shape
         if not fits or windows.is_floating_point() or windows.is_complex():
@@ -39,8 +41,11 @@ class WindowTable:
         object.__setattr__(self, "windows", windows.to("cpu", torch.uint8).contiguous())
 
     def at(self, step: int, steps: int, layer: int) -> Tensor:
-        """Return the windows `[heads, 3]` of a layer at a step of a run of `steps`; another number
-        of steps than the table's takes the row at the same fraction of the run."""
+        """Return the windows `[heads, 3]` of a layer at a step.
+
+        If the run has another number of `steps` than the table, the row at the same fraction of
+        the run is taken.
+        """
         stored, layers = self.windows.shape[:2]
         if layer >= layers:
             raise ProfileError(
@@ -50,12 +55,12 @@ class WindowTable:
         return self.windows[min(row, stored - 1), layer]
 
     def save(self, path: str | Path) -> None:
-        """Write one .safetensors file, whole or not at all."""
+        """Write one .safetensors file, completely or not at all."""
         write_atomically(Path(path), save_tensors({"windows": self.windows}))
 
     @classmethod
     def load(cls, path: str | Path) -> WindowTable:
-        """Read what `save` wrote; anything else is refused with what is wrong."""
+        """Read a file that `save` wrote; refuse any other, saying what is wrong."""
         try:
             tensors = load_tensors(Path(path).read_bytes())
         except (OSError, SafetensorError, ValueError, KeyError) as error:
@@ -71,11 +76,11 @@ def search_windows(
     full: tuple[int, int, int],
     dense_steps: int,
 ) -> WindowTable:
-    """Choose the window with the least error for every step, layer and head.
+    """Choose, for each step, layer and head, the window with the least mean error over inputs.
 
-    losses `[inputs, candidates, steps, layers, heads]`: error of the attention output with each
-    candidate (`svoo.methods.sta_search` measures it); their mean over inputs counts, of equal ones
-    the first. The first `dense_steps` get the `full` window, which covers the grid.
+    losses `[inputs, candidates, steps, layers, heads]` are the errors of the attention output with
+    each candidate (`svoo.methods.sta_search` measures them). Ties go to the first candidate. The
+    first `dense_steps` steps get the `full` window, which covers the grid.
     """
     if losses.ndim != 5 or losses.shape[1] != len(candidates) or 0 in losses.shape:
         raise ProfileError(

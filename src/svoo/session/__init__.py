@@ -1,4 +1,4 @@
-"""Sparse attention without a pipeline: one call, or the whole life of a video."""
+"""Sparse attention without a pipeline: one call, or all calls of a video."""
 
 from svoo.session.one_call import make_plan, sparse_attention
 from svoo.session.session import Session

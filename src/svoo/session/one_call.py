@@ -1,4 +1,4 @@
-"""One attention call of any method, for those who have no pipeline to plug into."""
+"""One attention call of any method, without a pipeline."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ def make_plan(
     generator: torch.Generator | None = None,
     check: bool = True,
 ) -> BlockPlan:
-    """Return what any method would compute of query `[B, H, N, D]` and key, value `[B, H, M, D]`,
-    text and padding included.
+    """Return the plan of a method for query `[B, H, N, D]` and key, value `[B, H, M, D]`, text and
+    padding included.
 
-    `step=None` is a sparse step: the warm-up is left out. A method that needs the grid of the
-    video refuses `layout=None`. A plan that is dense in this step (see `step`) keeps everything.
+    `step=None`: the method plans as after its warm-up. Otherwise `step` is one of `steps`, and
+    where the method is dense the plan keeps every pair. A method that needs the grid of the video
+    refuses `layout=None`. `check=False` skips the checks that wait for the device.
     """
     _check(query, key, value, config, layout, check=check)
     decision = _decide(
@@ -67,12 +68,12 @@ def sparse_attention(
     check: bool = True,
 ) -> Tensor:
     """Attend from query `[B, H, N, D]` to key, value `[B, H, M, D]`, computing only the blocks
-    that a method keeps; the warm-up is left out.
+    that a method keeps, as after its warm-up.
 
-    `layout` says where text and padding are. For SVOO: `budgets` (`[H]` or `[B, H]`) are kept
-    fractions from a profile, None lets mass alone decide; `state` carries labels to later calls of
-    the same layer: set `state.step` before each. `check=False` skips the checks that wait for the
-    device. For inference: no gradients flow.
+    `layout` says which tokens are text and padding. Two arguments are for SVOO alone: `budgets`
+    `[H]` or `[B, H]` are the fractions to keep, from a profile (None: mass alone decides); `state`
+    carries labels from one call of a layer to the next (set `state.step` before each call).
+    `check=False` skips the checks that wait for the device. No gradients flow.
     """
     _check(query, key, value, config, layout, check=check)
     decision: BlockPlan | Corrected | Dense
@@ -89,7 +90,7 @@ def sparse_attention(
         decision = plan_call(shown[0], shown[1], config, call, budgets=budgets, state=state)
     else:
         raise ConfigError(f"budgets and state are SVOO's; {config.name} takes neither")
-    assert not isinstance(decision, Dense)  # without warm-up
+    assert not isinstance(decision, Dense)  # the warm-up was left out
     plan = decision.plan if isinstance(decision, Corrected) else decision
     plan = finish_plan(plan, (query, key, value), config, layout, scale)
     if not isinstance(decision, Corrected):
@@ -110,6 +111,7 @@ def _check(
     *,
     check: bool,
 ) -> None:
+    """Refuse tokens, settings and a layout that do not fit together."""
     if not isinstance(config, MethodConfig):
         raise ConfigError(
             f"config must be a MethodConfig such as svoo.SVOOConfig(), got {type(config).__name__}"
@@ -133,6 +135,7 @@ def _decide(
     scale: float | None = None,
     generator: torch.Generator | None = None,
 ) -> BlockPlan | Corrected | Dense:
+    """Return what the method decides for the video tokens of one call."""
     if step is None:
         config = config.always_sparse()
     run = Run(steps=steps or (step or 0) + 1, layers=layers, heads=query.shape[1])
@@ -144,7 +147,7 @@ def _decide(
 
 
 def _everything(query: Tensor, key: Tensor, layout: VideoLayout | None) -> BlockPlan:
-    """Return the plan of one block that keeps all video tokens."""
+    """Return the plan with one query block and one key block, which keeps all video pairs."""
     lead, device = query.shape[:2], query.device
     counts = (query.shape[2], key.shape[2]) if layout is None else (layout.video, layout.video)
     sizes = [torch.full((*lead, 1), count, device=device) for count in counts]

@@ -1,4 +1,4 @@
-"""`Session`: a method's life in one video, without diffusers."""
+"""`Session`: all attention calls of one video with one method, without diffusers."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ RECALL_ROWS = 64
 DenseAttention = Callable[[], Tensor]
 """Runs the model's own attention, `[B, H, N, D]`."""
 Observer = Callable[[Call, Tensor, Tensor], None]
-"""Is shown the query and key `[B, H, N, D]` of a dense call."""
+"""Is called with each dense call and its query and key `[B, H, N, D]`."""
 
 
 class Session:
-    """One video: plans its attention calls with a method, runs them, counts them.
+    """One video: plans its attention calls with a method, runs them and counts them.
 
-    A loop of your own makes one session per video and calls `attend` where it called attention;
-    diffusers' plug-in does the same. `steps` is the number of denoising steps, `layers` and
-    `heads` are those of the transformer (of each, if `stages` take turns). `profile` gives a
-    method measured densities; `calibrate=True` lets it measure for itself. See `Run` for the rest.
+    Make one session per video, and call `attend` instead of your attention function; diffusers'
+    plug-in does the same. `steps` is the number of denoising steps, `stages` the number of
+    transformers (experts), `layers` and `heads` those of each transformer. `profile` holds
+    measured densities for the method; `calibrate=True` lets the method measure its own. `Run`
+    explains the rest.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Session:
         statistics: Statistics | None = None,
         workspace: Workspace | None = None,
     ) -> None:
-        """Start the method; nothing of another video is known to it."""
+        """Start the method for a new video."""
         for name, count in (("steps", steps), ("layers", layers), ("heads", heads)):
             if not isinstance(count, int) or count < 1:
                 raise ConfigError(f"{name} must be a whole number >= 1, got {count!r}")
@@ -97,11 +98,11 @@ class Session:
         scale: float | None = None,
         dense: DenseAttention | None = None,
     ) -> Tensor:
-        """Attend from query `[B, H, N, D]` to key, value `[B, H, M, D]` at a step and layer.
+        """Attend from query `[B, H, N, D]` to key, value `[B, H, M, D]`, in a step and a layer.
 
-        `branch` is one name, or one for each sample of the batch. `layout` says where the video,
-        text and padding are (None: video alone, its grid not known). `dense` runs where the method
-        says dense; torch's attention does otherwise.
+        `branch` is one name, or one name per sample of the batch. `layout` says which tokens are
+        video, text and padding (None: all are video, and the grid is not known). Where the method
+        decides for dense, `dense` runs; None: torch's attention.
         """
         check_tokens(query, key, value, finite=False)
         if layout is not None:
@@ -149,7 +150,8 @@ class Session:
         head_offset: int = 0,
         scale: float | None = None,
     ) -> Call:
-        """Return what a method is told of a call, its times and its work counted here."""
+        """Return what a method is told of a call; its times and work go to this session's
+        statistics."""
         counter = self.statistics.layer(stage, layer)
 
         def watch(phase: str) -> AbstractContextManager[None]:
@@ -178,7 +180,10 @@ class Session:
         why: Dense,
         dense: DenseAttention | None = None,
     ) -> Tensor:
-        """Attend as the model would have without us, and count it with the reason."""
+        """Attend densely, by `dense` or torch's attention, and count the call with its reason.
+
+        Refuses with `StrictError` under `strict=True`, unless the method planned to be dense.
+        """
         if self.config.strict and not why.planned:
             raise StrictError(
                 f"strict: the call of layer {call.layer} at step {call.step} would be dense: "
@@ -199,7 +204,8 @@ class Session:
             return scaled_dot_product_attention(*tokens, attn_mask=mask, scale=scale)
 
     def _head_groups(self, query: Tensor, key: Tensor) -> list[slice]:
-        """Return the heads to plan at a time: all, unless the method bounds what a plan takes."""
+        """Return the groups of heads that are planned together: all heads in one group, unless the
+        method limits their number (`heads_per_plan`)."""
         heads = query.shape[1]
         bound = getattr(self.method, "heads_per_plan", None)
         size = heads if bound is None else max(1, min(heads, bound(query, key)))
@@ -212,7 +218,7 @@ class Session:
         decision: BlockPlan | Corrected,
         counter: LayerCounter,
     ) -> tuple[Tensor, Tensor]:
-        """Run a decision of the method: the output `[B, H, N, D]` and the density `[H]`."""
+        """Run what the method decided; return the output `[B, H, N, D]` and the density `[H]`."""
         query, key, value = tokens
         layout = call.layout
         plan = decision.plan if isinstance(decision, Corrected) else decision
@@ -246,7 +252,7 @@ class Session:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes kept from one attention call to the next."""
+        """Bytes kept between attention calls."""
         return self.method.state_bytes + self.statistics.nbytes + self.workspace.nbytes
 
     def stats(self) -> RunStats:
@@ -268,6 +274,7 @@ class Session:
 
 
 def _video(tokens: Tensor, layout: VideoLayout | None) -> Tensor:
+    """Return the video tokens of `[B, H, N, D]`."""
     return tokens if layout is None else layout.video_part(tokens)
 
 
@@ -278,8 +285,11 @@ def finish_plan(
     layout: VideoLayout | None,
     scale: float | None = None,
 ) -> BlockPlan:
-    """Return a method's plan for the video with what all methods have in common: compensation, if
-    the config asks for it and the method did not do it, then text and padding."""
+    """Return a method's plan of the video tokens with what all methods share.
+
+    First terms for left-out blocks, if the config asks for them and the method made none; then
+    text and padding. `tokens` are query, key, value `[B, H, N, D]`.
+    """
     if config.compensate == "mean" and plan.terms is None:
         plan = replace(plan, terms=MeanTerms(plan.key_sizes > 0), check=False)
     if config.compensate == "far" and plan.terms is None:
@@ -291,7 +301,8 @@ def finish_plan(
 def correct_video(
     output: Tensor, lse: Tensor, decision: Corrected, layout: VideoLayout | None
 ) -> Tensor:
-    """Return the output with a method's correction of its video rows."""
+    """Return the output `[B, H, N, D]` with its video rows corrected by the method, from their
+    log-sum-exp `[B, H, N]`."""
     if layout is None or layout.text == 0:
         return decision.correct(output, lse).to(output.dtype)
     video = layout.video_part(output)
@@ -301,7 +312,7 @@ def correct_video(
 
 
 def describe_budgets(profile: Profile | None, *, calibrate: bool) -> str:
-    """Say where budgets come from."""
+    """Return where budgets come from, in words."""
     if profile is not None:
         facts = " ".join(f"{key}={fact}" for key, fact in profile.provenance.items())
         return f"from a profile ({facts or 'no provenance'})"

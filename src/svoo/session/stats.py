@@ -1,5 +1,5 @@
-"""What happened in a run: calls, densities, times and reasons, gathered without waiting for a
-device."""
+"""What happened in a run: calls, densities, times and reasons. Counting never waits for a
+device; reading does."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ PHASES = ("clustering", "selection", "attention", "dense", "measuring", "recall"
 
 
 class Stopwatch:
-    """Adds up seconds by phase: wall time on the CPU, events on a CUDA device, read only when
-    asked."""
+    """Adds up the seconds of each phase: wall time on the CPU, CUDA events on a GPU."""
 
     def __init__(self) -> None:
-        """Start at nothing."""
+        """Start at zero."""
         self._seconds: dict[str, float] = defaultdict(float)
         self._events: dict[str, deque[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(
             deque
@@ -29,7 +28,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str, device: torch.device) -> Iterator[None]:
-        """Time what is done inside."""
+        """Time the body of a `with` statement as phase `name`."""
         if device.type == "cuda":
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
@@ -42,7 +41,7 @@ class Stopwatch:
             self._seconds[name] += time.perf_counter() - begin
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of every phase; waits for a CUDA device."""
+        """Return the seconds of each phase; waits for a CUDA device."""
         for pairs in self._events.values():
             for _, end in pairs:
                 end.synchronize()
@@ -50,7 +49,7 @@ class Stopwatch:
         return {name: self._seconds.get(name, 0.0) for name in PHASES}
 
     def fold(self) -> None:
-        """Add up the events that have passed, without waiting, so that they do not pile up."""
+        """Add up the CUDA events that are complete and free them; does not wait."""
         for name, pairs in self._events.items():
             while pairs and pairs[0][1].query():
                 start, end = pairs.popleft()
@@ -58,7 +57,7 @@ class Stopwatch:
 
 
 class RunningMean:
-    """The mean of tensors that come one by one, kept as one sum on their device."""
+    """The mean of tensors of one shape, kept as their sum on the device."""
 
     def __init__(self) -> None:
         """Start with nothing."""
@@ -66,8 +65,10 @@ class RunningMean:
         self._count = 0
 
     def add(self, value: Tensor) -> None:
-        """Count one more; does not wait for the device."""
-        before = None if self._sum is None else self._sum.to(value.device)  # it may have moved
+        """Add a tensor; does not wait for the device."""
+        before = (
+            None if self._sum is None else self._sum.to(value.device)
+        )  # the model may have moved
         self._sum = value.float() if before is None else before + value
         self._count += 1
 
@@ -77,12 +78,12 @@ class RunningMean:
         return 0 if self._sum is None else self._sum.nbytes
 
     def value(self) -> Tensor | None:
-        """Return the mean on the CPU, or None of nothing."""
+        """Return the mean, on the CPU; None if nothing was added."""
         return None if self._sum is None else (self._sum / self._count).cpu()
 
 
 class LayerCounter:
-    """Counts the calls of one layer as they come."""
+    """Counts the calls of one layer."""
 
     def __init__(self) -> None:
         """Start with nothing."""
@@ -101,7 +102,7 @@ class LayerCounter:
         return self.density.nbytes + self.recall.nbytes
 
     def read(self, stage: int, layer: int) -> LayerStats:
-        """Return plain numbers and words; waits for the device."""
+        """Return the counts as plain numbers; waits for the device."""
         density, recall = self.density.value(), self.recall.value()
         calls = max(1, self.sparse_calls)
         return LayerStats(
@@ -121,8 +122,12 @@ class LayerCounter:
 
 @dataclass(frozen=True)
 class LayerStats:
-    """One layer's calls. Density, recall and work (shares of dense attention done besides the kept
-    pairs) are means over its sparse calls; None where there was none."""
+    """The calls of one layer.
+
+    `density` and `recall` are means over its sparse calls, None if there was none (or recall was
+    not measured). `work` is what the method computes besides the kept pairs, as a share of dense
+    attention, by phase: a mean over sparse calls too.
+    """
 
     stage: int
     layer: int
@@ -139,7 +144,7 @@ class LayerStats:
 
 @dataclass(frozen=True)
 class RunStats:
-    """What happened so far, over all calls of a pipeline or all steps of a session."""
+    """What happened so far: in all calls of a pipeline, or in one session."""
 
     method: str
     backend: str
@@ -152,27 +157,28 @@ class RunStats:
 
     @property
     def sparse_calls(self) -> int:
-        """Sparse calls of all layers."""
+        """Number of sparse attention calls, all layers together."""
         return sum(layer.sparse_calls for layer in self.layers)
 
     @property
     def dense_calls(self) -> int:
-        """Dense calls of all layers."""
+        """Number of dense attention calls, all layers together."""
         return sum(layer.dense_calls for layer in self.layers)
 
     @property
     def density(self) -> float | None:
-        """Mean over all sparse calls; None if there was none."""
+        """Mean density over all sparse calls; None if there was none."""
         return self._mean("density")
 
     @property
     def recall(self) -> float | None:
-        """Mean over all sparse calls; None if it was not measured."""
+        """Mean recall over all sparse calls; None if it was not measured."""
         return self._mean("recall")
 
     @property
     def work(self) -> dict[str, float]:
-        """Shares of dense attention done besides the kept pairs: means over all sparse calls."""
+        """What is computed besides the kept pairs, as a share of dense attention, by phase: means
+        over all sparse calls."""
         total: defaultdict[str, float] = defaultdict(float)
         for layer in self.layers:
             for phase, share in layer.work.items():
@@ -181,10 +187,11 @@ class RunStats:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by phase, of all layers."""
+        """Seconds by phase, all layers together."""
         return {phase: sum(layer.seconds[phase] for layer in self.layers) for phase in PHASES}
 
     def _mean(self, name: str) -> float | None:
+        """Return the mean of a figure over layers, weighted by their sparse calls."""
         known = [layer for layer in self.layers if getattr(layer, name) is not None]
         calls = sum(layer.sparse_calls for layer in known)
         if not calls:
@@ -193,13 +200,14 @@ class RunStats:
         return total / calls
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
+        """Return all of it as plain data, totals included."""
         totals = ("density", "recall", "work", "seconds", "sparse_calls", "dense_calls")
         return {**asdict(self), **{name: getattr(self, name) for name in totals}}
 
 
 class Statistics:
-    """Counters of all layers, and notes to the user: owned by whoever outlives a session."""
+    """The counters of all layers, and notes to the user. A pipeline keeps one for all its
+    sessions."""
 
     def __init__(self) -> None:
         """Start with nothing."""
@@ -207,16 +215,16 @@ class Statistics:
         self.notes: list[str] = []
 
     def layer(self, stage: int, layer: int) -> LayerCounter:
-        """Return the counter of a layer."""
+        """Return the counter of a layer, new if there is none."""
         return self.layers.setdefault((stage, layer), LayerCounter())
 
     def note(self, text: str) -> None:
-        """Keep a remark for the summary, once."""
+        """Add a note to the summary, unless it is there already."""
         if text not in self.notes:
             self.notes.append(text)
 
     def fold(self) -> None:
-        """Add up the timing events that have passed, without waiting."""
+        """Add up the CUDA events that are complete; does not wait."""
         for counter in self.layers.values():
             counter.watch.fold()
 
@@ -226,5 +234,7 @@ class Statistics:
         return sum(counter.nbytes for counter in self.layers.values())
 
     def read(self) -> list[LayerStats]:
-        """Return the numbers of every layer; waits for the device."""
-        return [self.layers[place].read(*place) for place in sorted(self.layers)]
+        """Return the numbers of each layer, by stage and layer; waits for the device."""
+        return [
+            self.layers[stage, layer].read(stage, layer) for stage, layer in sorted(self.layers)
+        ]

@@ -11,8 +11,8 @@ _WIDTH = 80
 
 
 def summarise(stats: RunStats) -> str:
-    """Return a table with a row for each layer, then the reasons, then where budgets are from; no
-    line is longer than a terminal."""
+    """Return a table with one row per layer, then backends, reasons for dense calls, notes, and
+    where budgets come from; lines have at most 80 columns, unless a single word is longer."""
     lines = [
         f"method {stats.method}, {stats.calls} calls of the pipeline, the last with "
         f"{stats.steps} steps",
