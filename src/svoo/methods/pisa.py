@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from svoo.catalogue import find_model
-from svoo.core.blocks import block_means, block_sizes, plan_blocks, split_blocks
+from svoo.core.blocks import block_means, block_sizes, keep_top, plan_blocks, split_blocks
 from svoo.core.plan import BlockPlan
-from svoo.core.selection import keep_best
 from svoo.core.validate import accumulation_dtype, default_scale
 from svoo.methods.base import (
     Call,
@@ -91,7 +90,7 @@ class _PISA:
             if config.bias:
                 norms = _first_orders(key, value, config.block).flatten(3).norm(dim=-1)
                 scores = scores + (norms + 1e-5).log().unsqueeze(2)
-            keep = keep_best(scores, max(1, int(config.density * scores.shape[3])))
+            keep = keep_top(scores, max(1, int(config.density * scores.shape[3])))
             tokens = query.shape[2], key.shape[2]
             plan = plan_blocks(keep, tokens, (config.block, config.block))
             if config.compensate != "mean" or not config.first_order:

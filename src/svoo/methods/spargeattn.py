@@ -8,9 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from svoo.core.blocks import block_means, block_sums, plan_blocks
+from svoo.core.blocks import block_means, block_sums, keep_top, plan_blocks
 from svoo.core.plan import BlockPlan
-from svoo.core.selection import keep_best
 from svoo.core.validate import accumulation_dtype, default_scale
 from svoo.methods.base import (
     Call,
@@ -98,7 +97,7 @@ class _SpargeAttn:
             assert config.cdf is not None  # one of the two is given
             reached = masses.sort(dim=-1, descending=True, stable=True).values.cumsum(dim=-1)
             count = (reached <= config.cdf).sum(dim=-1).clamp(min=1)
-        keep = keep_best(masses, count) | ~key_similar | ~query_similar.unsqueeze(-1)
+        keep = keep_top(masses, count) | ~key_similar | ~query_similar.unsqueeze(-1)
         return plan_blocks(keep, (query.shape[2], key.shape[2]), blocks)
 
 
