@@ -113,7 +113,7 @@ def main(
         draw_panel(axes, next(iter(picture.maps.values())))
         axes.set_title(title, fontsize=7.5)
     out.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out / "gallery.png", dpi=100)
+    figure.savefig(out / "gallery.jpg", dpi=90, pil_kwargs={"quality": 80})
 
 
 def stop_after(last: int) -> object:

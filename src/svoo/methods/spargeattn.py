@@ -96,7 +96,7 @@ class _SpargeAttn:
         else:
             assert config.cdf is not None  # one of the two is given
             reached = masses.sort(dim=-1, descending=True, stable=True).values.cumsum(dim=-1)
-            count = (reached <= config.cdf).sum(dim=-1).clamp(min=1)
+            count = (reached <= config.cdf).sum(dim=-1, keepdim=True).clamp(min=1)
         keep = keep_top(masses, count) | ~key_similar | ~query_similar.unsqueeze(-1)
         return plan_blocks(keep, (query.shape[2], key.shape[2]), blocks)
 
