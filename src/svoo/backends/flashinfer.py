@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from svoo.backends.base import Attention, why_no_far_terms
+from svoo.backends.base import Attention
 from svoo.core.plan import BlockPlan
-from svoo.core.terms import compensated
 from svoo.kernels.triton import why_no_kernels
 
 HEAD_SIZES = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
 VERSIONS = ((0, 6), (0, 7))  # those whose signature this was written for
 _WORKSPACE_BYTES = 128 << 20  # as its documentation advises
+_MOST_ROWS = 32_768  # query blocks in one plan: FlashInfer 0.6 has a buffer of that length
 _LONGEST_LIST = 1 << 25  # kept key tokens in one plan; each takes some 40 bytes while planning
 
 
 class FlashInferBackend:
-    """Runs plans of bfloat16 and float16 tokens on a CUDA device; left-out blocks that are
-    compensated come from our Triton kernel and are merged in."""
+    """Runs plans of bfloat16 and float16 tokens on a CUDA device; the terms of left-out blocks come
+    from our Triton kernel and are merged in."""
 
     name = "flashinfer"
 
@@ -47,11 +48,9 @@ class FlashInferBackend:
             return f"runs bfloat16 and float16, got {str(query.dtype).removeprefix('torch.')}"
         if query.shape[3] not in HEAD_SIZES:
             return f"runs head sizes {', '.join(map(str, HEAD_SIZES))}, got {query.shape[3]}"
-        if (missing := why_no_far_terms(plan)) is not None:
-            return missing
         if plan.terms is not None and (reason := why_no_kernels(query)) is not None:
-            return f"has no compensation, and the kernel that would add it {reason}"
-        return None
+            return f"has no terms, and the kernel that would add them {reason}"
+        return why_no_build()
 
     def __init__(self) -> None:
         """Start without a workspace: it is made at the first run on a device, then kept."""
@@ -91,29 +90,47 @@ class FlashInferBackend:
             )
         )
         blocks = _without_empty_blocks(plan, query.shape[2], key.shape[2])
-        wrapper = self._wrapper(query.device)
         outputs, lses = [], []
-        for part in _parts(blocks):
-            count = part.stop - part.start
-            wrapper.plan(
-                blocks.keep[part],
-                blocks.query_sizes[part],
-                blocks.key_sizes[part],
-                num_qo_heads=count,
-                num_kv_heads=count,
-                head_dim=query.shape[3],
-                sm_scale=scale,
-                q_data_type=query.dtype,
-                kv_data_type=query.dtype,
-            )
-            output, lse = wrapper.run(queries[part], keys[part], values[part], return_lse=True)
-            outputs.append(output)
-            lses.append(lse * math.log(2))  # theirs is binary
+        # Its `plan` waits for the current device only, and copies on that one's stream.
+        with torch.cuda.device_of(query):
+            wrapper = self._wrapper(query.device)
+            for part in _parts(blocks):
+                count = part.stop - part.start
+                wrapper.plan(
+                    blocks.keep[part],
+                    blocks.query_sizes[part],
+                    blocks.key_sizes[part],
+                    num_qo_heads=count,
+                    num_kv_heads=count,
+                    head_dim=query.shape[3],
+                    sm_scale=scale,
+                    q_data_type=query.dtype,
+                    kv_data_type=query.dtype,
+                )
+                output, lse = wrapper.run(queries[part], keys[part], values[part], return_lse=True)
+                outputs.append(output)
+                lses.append(lse * math.log(2))  # theirs is binary
         output = plan.restore_queries(torch.cat(outputs).view(query.shape))
         lse = plan.restore_queries(torch.cat(lses).view(query.shape[:3]))
         if plan.terms is not None:
-            output, lse = _add_compensation(output, lse, query, key, value, plan, scale)
+            output, lse = _add_terms(output, lse, query, key, value, plan, scale)
         return Attention(output, lse if return_lse else None)
+
+
+@cache
+def why_no_build() -> str | None:
+    """Return why FlashInfer could not build its kernels, which it does at first use, or None."""
+    try:
+        metadata.version("flashinfer-jit-cache")  # kernels that are built already
+    except metadata.PackageNotFoundError:
+        from torch.utils.cpp_extension import CUDA_HOME  # looks where FlashInfer does
+
+        if CUDA_HOME is None:
+            return (
+                "builds its kernels with nvcc at first use, which is not there: install the CUDA "
+                "toolkit, or flashinfer-jit-cache"
+            )
+    return None
 
 
 class _Blocks(NamedTuple):
@@ -153,22 +170,24 @@ def _drop_empty(sizes: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
 
 
 def _parts(blocks: _Blocks) -> Iterator[slice]:
-    """Give runs of heads whose lists of kept key tokens stay within bounds together."""
+    """Give runs of heads whose query blocks and lists of kept key tokens stay within bounds
+    together."""
     # One head at a time: whole numbers are added, because no device multiplies them.
     lengths = [
         int(torch.where(keep, sizes, 0).sum())
         for keep, sizes in zip(blocks.keep, blocks.key_sizes, strict=True)
     ]
+    most = max(1, _MOST_ROWS // blocks.keep.shape[1])
     start = length = 0
     for head, more in enumerate(lengths):
-        if head > start and length + more > _LONGEST_LIST:
+        if head - start == most or (head > start and length + more > _LONGEST_LIST):
             yield slice(start, head)
             start, length = head, 0
         length += more
     yield slice(start, len(lengths))
 
 
-def _add_compensation(
+def _add_terms(
     output: Tensor,
     lse: Tensor,
     query: Tensor,
@@ -177,8 +196,7 @@ def _add_compensation(
     plan: BlockPlan,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of the kept blocks merged with those of the means of the
-    others."""
+    """Return output and log-sum-exp of the kept blocks merged with those of the terms."""
     from svoo.kernels.triton.sparse import sparse_attention
 
     more, more_lse = sparse_attention(
@@ -190,10 +208,10 @@ def _add_compensation(
         query_sizes=plan.query_sizes,
         key_sizes=plan.key_sizes,
         keep=plan.keep,
-        compensate=compensated(plan.terms),
+        terms=plan.terms,
         scale=scale,
         return_lse=True,
-        only_compensation=True,
+        only_terms=True,
     )
     assert more_lse is not None  # asked for
     total = torch.logaddexp(lse, more_lse)

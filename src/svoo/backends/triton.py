@@ -1,12 +1,11 @@
-"""Block-sparse attention on a GPU with our own Triton kernels, compensation included."""
+"""Block-sparse attention on a GPU with our own Triton kernels, terms included."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from svoo.backends.base import Attention, why_no_far_terms
+from svoo.backends.base import Attention
 from svoo.core.plan import BlockPlan
-from svoo.core.terms import compensated
 from svoo.kernels.triton import why_no_kernels
 
 
@@ -17,9 +16,9 @@ class TritonBackend:
     name = "triton"
     workspace_bytes = 0
 
-    def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
+    def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:  # noqa: ARG002 (any plan)
         """Return what the kernels need and do not have."""
-        return why_no_far_terms(plan) or why_no_kernels(query)
+        return why_no_kernels(query)
 
     def run(
         self,
@@ -43,7 +42,7 @@ class TritonBackend:
             query_sizes=plan.query_sizes,
             key_sizes=plan.key_sizes,
             keep=plan.keep,
-            compensate=compensated(plan.terms),
+            terms=plan.terms,
             scale=scale,
             return_lse=return_lse,
         )
