@@ -18,7 +18,6 @@ from typing import Annotated, Any
 
 import typer
 from harness import save
-from mini_prompts import held_out_scenes
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -29,6 +28,7 @@ from svoo.mini import load
 from svoo.mini.vocabulary import MOTIONS
 from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs
 from svoo.plugin.trial import Trial, run_trial, warm_up
+from tools.training.questions import held_out_scenes
 
 FIGURES = ("speed_up", "attention_speed_up", "density", "psnr", "ssim")
 

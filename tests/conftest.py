@@ -66,3 +66,12 @@ def official_profiles() -> Path:
     if not folder.is_dir():
         pytest.skip(f"the authors' profiles are not here: {folder} does not exist")
     return folder
+
+
+@pytest.fixture(scope="session")
+def goldens() -> Path:
+    """The folder of what the other methods' own code decided, see its README."""
+    folder = Path(__file__).parents[2] / "shared" / "goldens"
+    if not folder.is_dir():
+        pytest.skip(f"the goldens are not here: {folder} does not exist")
+    return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from svoo.errors import ModelError
@@ -34,6 +35,7 @@ class Model:
     width: int
     guidance: tuple[float, ...]
     flow_shift: float
+    token: tuple[int, int, int]  # frames, rows and columns of pixels to a token
     warm_up: float  # fraction of the steps that stay dense, in the paper
     dense_layers: int = 1  # the first layers, dense in the paper
     recluster_every: int = 20  # of 50 steps, in the paper
@@ -46,6 +48,14 @@ class Model:
     def stages(self) -> int:
         """Number of experts that take turns."""
         return 1 if self.boundary is None else 2
+
+    def count_tokens(self, frames: int, height: int, width: int) -> int:
+        """Return the tokens of a video of this size in pixels."""
+        sizes = zip((frames, height, width), self.token, strict=True)
+        return math.prod(math.ceil(size / part) for size, part in sizes)
+
+
+_TOKEN = (4, 16, 16)
 
 
 def _wan(name: str, hub_id: str, release: ReleaseNumbers, **facts: object) -> Model:
@@ -64,6 +74,7 @@ def _wan(name: str, hub_id: str, release: ReleaseNumbers, **facts: object) -> Mo
         height=720,
         width=1280,
         flow_shift=5.0,
+        token=_TOKEN,
         warm_up=0.2,
         release=release,
         **(sizes | facts),  # type: ignore[arg-type]  # the rows below give each field its type
@@ -84,6 +95,7 @@ def _hunyuan(name: str, hub_id: str, pipeline: str, guidance: float) -> Model:
         width=1280,
         guidance=(guidance,),
         flow_shift=7.0,
+        token=_TOKEN,
         warm_up=0.1,
         release=ReleaseNumbers(0.88, 5, 1, (0.05, 0.10), 50),
     )
@@ -103,6 +115,7 @@ _MODELS = (
         width=256,
         guidance=(3.0,),
         flow_shift=3.0,
+        token=(4, 8, 8),
         warm_up=0.2,
         dense_layers=0,  # one of six would be a sixth of the time
         recluster_every=8,  # of 20 steps

@@ -3,6 +3,7 @@ import torch
 from making import Case, plan_on
 
 from svoo import run_plan
+from svoo.backends import Workspace, attend
 from svoo.backends import blocked as blocked_module
 
 
@@ -12,14 +13,34 @@ def test_memory_kept_in_inference_mode_serves_other_modes(threads: int) -> None:
     torch.set_num_threads(threads)
     case = Case(1, 2, 90, 80, 8, 4, 5, seed=5)
     plan = case.plan(compensate=True)
-    backend = blocked_module.BlockedBackend()
+    backend, workspace = blocked_module.BlockedBackend(), Workspace()
+    memory = set()
     try:
         for mode in torch.inference_mode, torch.no_grad, torch.enable_grad:
             with mode():
                 query, key, value = (tensor.clone() for tensor in case.tokens())
-                backend.run(query, key, value, plan, scale=8**-0.5, return_lse=False)
+                backend.run(
+                    query, key, value, plan, scale=8**-0.5, return_lse=False, workspace=workspace
+                )
+                memory.add(workspace.nbytes)
     finally:
         torch.set_num_threads(before)
+    assert min(memory) > 0
+    workspace.clear()
+    assert workspace.nbytes == 0
+
+
+def test_a_call_of_another_shape_leaves_its_own_memory() -> None:
+    workspace = Workspace()
+    sizes = []
+    for tokens in (40, 80, 40):
+        case = Case(1, 1, tokens, tokens, 8, 2, 3, seed=1)
+        plan = case.plan(compensate=True)
+        output = attend(*case.tokens(), plan, backend="blocked", workspace=workspace)
+        assert output.backend == "blocked"
+        assert torch.equal(output.output, run_plan(*case.tokens(), plan, backend="blocked"))
+        sizes.append(workspace.nbytes)
+    assert sizes[0] == sizes[2] < sizes[1]
 
 
 @pytest.mark.usefixtures("two_threads")

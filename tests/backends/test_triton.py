@@ -11,7 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from svoo import SVOOConfig, VideoLayout, co_cluster, run_plan, select_blocks
 from svoo.backends import BACKENDS, resolve
-from svoo.backends import triton as backend_module
+from svoo.backends.triton import TritonBackend
+from svoo.core.needs import Needs
 from svoo.core.plan import BlockPlan, plan_from_clusters
 from svoo.core.random import seeded
 from svoo.errors import BackendUnavailableError
@@ -22,7 +23,7 @@ from svoo.methods.svoo.method import plan_call
 @pytest.fixture
 def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the backend run in the interpreter, which it never does unasked."""
-    monkeypatch.setattr(backend_module, "why_no_kernels", lambda _tokens: None)
+    monkeypatch.setattr(TritonBackend, "needs", Needs())
 
 
 @pytest.mark.usefixtures("_allowed")

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from svoo import co_cluster
 from svoo.core import clustering as clustering_module
-from svoo.core.clustering import CoClusters, Implementation, default_clusters, from_labels, k_means
+from svoo.core.clustering import CoClusters, Implementation, default_clusters, from_labels
+from svoo.core.kmeans import k_means
 from svoo.errors import BackendUnavailableError, ConfigError, NonFiniteError, ShapeError
 
 

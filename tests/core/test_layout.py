@@ -3,7 +3,7 @@ import torch
 from making import normal
 
 from svoo import VideoLayout
-from svoo.core.layout import dense_rows, to_heads_first, to_tokens_first
+from svoo.core.layout import dense_rows, empty_rows, plain, to_heads_first, to_tokens_first
 from svoo.errors import ShapeError
 
 
@@ -55,3 +55,24 @@ def test_rows_are_copied_only_if_they_must() -> None:
     columns = dense_rows(tokens.transpose(2, 3))
     assert columns.stride(-1) == 1
     assert torch.equal(columns, tokens.transpose(2, 3))
+
+
+@pytest.mark.parametrize("strides", [(0, 1, 1, 1), (0, 0, 0, 0), (1, 2, 40, 8), (120, 40, 8, 1)])
+def test_new_rows_stand_side_by_side(strides: tuple[int, ...]) -> None:
+    tokens = torch.zeros(500).as_strided((1, 3, 5, 8), strides)
+    rows = empty_rows(tokens)
+    assert rows.shape == tokens.shape and rows.stride(-1) == 1
+    assert rows.untyped_storage().nbytes() == 4 * tokens.numel()  # every number has its place
+
+
+def test_new_rows_keep_the_order_of_the_axes() -> None:
+    tokens = torch.zeros(2, 5, 3, 8).transpose(1, 2)
+    assert empty_rows(tokens).stride() == tokens.stride()
+
+
+def test_plain_numbers_are_copied_only_if_need_be() -> None:
+    numbers = torch.arange(6).view(2, 3)
+    assert plain(numbers) is numbers
+    for view in (numbers.mT, torch._neg_view(numbers)):
+        found = plain(view)
+        assert torch.equal(found, view) and found.is_contiguous() and not found.is_neg()

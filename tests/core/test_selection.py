@@ -9,7 +9,15 @@ from torch import Tensor
 
 from svoo import co_cluster, select_blocks
 from svoo.core.clustering import Clusters, CoClusters
-from svoo.core.selection import BudgetUnit, _falling_order, by_expected_error, coarse_mass
+from svoo.core.selection import (
+    BudgetUnit,
+    _falling_order,
+    by_expected_error,
+    coarse_mass,
+    count_blocks,
+    keep_best,
+    keep_mass,
+)
 from svoo.errors import ConfigError, ShapeError
 
 
@@ -243,3 +251,31 @@ def test_the_order_of_scores_is_torchs_stable_one(scores: list[float]) -> None:
     expected = ranking.argsort(dim=-1, descending=True, stable=True)
     assert torch.equal(_falling_order(ranking), expected)
     assert torch.equal(_falling_order(ranking.double()), expected)
+
+
+@given(
+    weights=st.lists(st.sampled_from((0.0, 0.25, 0.5, 1.0, 2.0)), min_size=1, max_size=12),
+    count=st.integers(0, 13),
+    mass=st.sampled_from((0.0, 0.3, 0.75, 1.0)),
+    least=st.integers(1, 4),
+)
+def test_the_best_and_the_heaviest(
+    weights: list[float], count: int, mass: float, least: int
+) -> None:
+    ranked = sorted(range(len(weights)), key=lambda place: -weights[place])
+    rows = torch.tensor(weights).expand(2, 3, -1)
+    best = [place in ranked[:count] for place in range(len(weights))]
+    for asked in (count, torch.full((2, 3), count)):
+        assert keep_best(rows, asked).tolist() == [[best] * 3] * 2
+    heavy, before = [False] * len(weights), 0.0
+    for rank, place in enumerate(ranked):
+        heavy[place] = before < mass * sum(weights) or rank < least
+        before += weights[place]
+    assert keep_mass(rows, mass, least).tolist() == [[heavy] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "blocks", "kept"), [(0.9, 1440, 144), (0.7, 10, 3), (1.0, 5, 1), (0.8, 24, 5)]
+)
+def test_how_many_blocks_a_sparsity_keeps(sparsity: float, blocks: int, kept: int) -> None:
+    assert count_blocks(sparsity, blocks) == kept

@@ -9,6 +9,7 @@ from svoo.core.validate import (
     check_budgets,
     check_mass,
     check_tokens,
+    check_type,
     default_scale,
     inference_only,
 )
@@ -89,3 +90,9 @@ def test_small_helpers() -> None:
     assert default_scale(Q, 0.0) == 0.0
     assert accumulation_dtype(Q.bfloat16()) == torch.float32
     assert accumulation_dtype(Q.double()) == torch.float64
+
+
+def test_another_type_is_refused_with_advice() -> None:
+    check_type("config", 3, str, int)
+    with pytest.raises(ConfigError, match="^config must be a int or str, got dict: use int()"):
+        check_type("config", {}, int, str, advice="use int()")

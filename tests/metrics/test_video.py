@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from svoo.errors import ConfigError, FileError
-from svoo.metrics.video import read_video, write_video
+from svoo.metrics.video import ENDINGS, check_video_path, read_video, write_video
 
 
 def clip() -> np.ndarray:
@@ -53,3 +53,52 @@ def test_odd_sides_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="mp4 needs even sides, got 48 x 31"):
         write_video(clip()[:, :31], tmp_path / "v.mp4")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [*(f"v{ending}" for ending in ENDINGS), "pictures"])
+def test_every_format_comes_back(name: str, tmp_path: Path) -> None:
+    moving = np.stack([np.roll(clip()[0], 4 * step, axis=1) for step in range(6)])
+    path = tmp_path / "new" / name
+    write_video(moving, path)
+    again = read_video(path)
+    assert again.shape == moving.shape
+    scale = 1 if name.endswith("npy") else 255
+    assert np.abs(again / scale - moving).mean() < 0.02
+    write_video(moving[:2], path, fps=7.5)  # an earlier one is replaced as a whole
+    assert len(read_video(path)) == 2
+    assert [entry.name for entry in path.parent.iterdir()] == [name]
+
+
+def test_an_array_keeps_its_numbers(tmp_path: Path) -> None:
+    frames = np.random.default_rng(0).uniform(size=(2, 5, 7, 3)).astype(np.float32)
+    write_video(frames, tmp_path / "v.npy")
+    assert np.array_equal(read_video(tmp_path / "v.npy"), frames)
+
+
+def test_other_endings_and_folders_of_others_are_refused(tmp_path: Path) -> None:
+    for name in ("v.json", "v.avi", ".mp4.x"):
+        with pytest.raises(ConfigError, match="the video must end in"):
+            check_video_path(tmp_path / name)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("keep me")
+    with pytest.raises(FileError, match="holds other files than pictures"):
+        write_video(clip(), tmp_path / "mine")
+    assert (tmp_path / "mine" / "letter.txt").exists()
+    with pytest.raises(FileError, match="are free there"):
+        check_video_path(tmp_path / "v.npy", (10**6, 10**5, 10**5))
+
+
+def test_an_interrupt_leaves_the_earlier_video(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("v.mp4", "pictures"):
+        write_video(clip(), tmp_path / name)
+        with monkeypatch.context() as patch:
+            patch.setattr("svoo.metrics.video._as_pixels", stop)
+            with pytest.raises(KeyboardInterrupt):
+                write_video(clip()[:1], tmp_path / name)
+        assert len(read_video(tmp_path / name)) == 6
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["pictures", "v.mp4"]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from svoo.catalogue import find_model
 from svoo.errors import ModelError, ShapeError
 from svoo.mini.pipeline import WEIGHTS, MiniPipeline, check_weights, load
 from tools.training.build import (
@@ -69,7 +70,10 @@ def test_punctuation_and_capitals_change_nothing(pipe: MiniPipeline) -> None:
 
 def test_the_shipped_pipeline_is_small_and_does_what_its_parts_say() -> None:
     assert sum(path.stat().st_size for path in WEIGHTS.rglob("*") if path.is_file()) < 20e6
-    shipped = load()
+    shipped, mini = load(), find_model("mini")
+    assert len(shipped.transformer.blocks) == mini.layers
+    assert shipped.transformer.config.num_attention_heads == mini.heads
+    assert shipped.transformer.config.attention_head_dim == mini.head_dim
     assert shipped.tokenizer.get_vocab() == make_tokenizer().get_vocab()
     spoken = "A red circle moves left, over a checkered floor."
     assert shipped.tokenizer(spoken)["input_ids"] == make_tokenizer()(PROMPT)["input_ids"]

@@ -8,10 +8,10 @@ from PIL import Image
 from svoo import Profile
 from svoo.errors import ConfigError, FileError
 from svoo.mini.vocabulary import vocabulary
-from svoo.plugin import run as generate_module
+from svoo.plugin import load as load_module
 from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs, record_by_name
 from svoo.plugin.record import RecordConfig
-from svoo.plugin.run import Request
+from svoo.plugin.request import Request
 
 
 def test_prompts_are_lines(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_prompts_are_lines(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--inputs must be 1 to the 2 prompts"):
         read_inputs(path, count=3)
     path.write_text("# nothing\n")
-    with pytest.raises(ConfigError, match="holds no prompt; write one a line"):
+    with pytest.raises(ConfigError, match="holds no prompt; write one per line"):
         read_inputs(path)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot read the prompts"):
@@ -56,7 +56,7 @@ def test_the_embedded_models_prompts_are_in_its_words() -> None:
 
 
 def test_recording_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate_module, "load_pipeline", lambda *_: tiny.build("wan2.1-t2v"))
+    monkeypatch.setattr(load_module, "load_pipeline", lambda *_: tiny.build("wan2.1-t2v"))
     out = tmp_path / "p.safetensors"
     request = Request(prompt="", out=out, model="x/y", steps=2, frames=5, height=32, width=32)
     found = record_by_name(request, [{"prompt": "a fox"}], RecordConfig(rows=4, every=1))

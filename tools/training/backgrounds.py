@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 ASPECT = 16 / 9
+# Periods in heights. All patterns are regular and at least three codes wide on the smallest grid
+# that is trained on (12 rows): what a code cannot hold, a transformer on codes cannot learn.
+CHECKERS = 0.5  # two squares
+PLANK = 0.25
+COURSE, BRICK = 0.25, 0.5
 
 Phase = tuple[float, float, float]
 
@@ -23,47 +28,43 @@ def _soft_step(value: Tensor, width: float) -> Tensor:
 
 
 def _checkered_floor(x: Tensor, y: Tensor, _time: Tensor, phase: Phase, pixel: float) -> Tensor:
-    period = 0.36 + 0.08 * phase[2]
-    wave_x = torch.sin(2 * math.pi * (x / period + phase[0]))
-    wave_y = torch.sin(2 * math.pi * (y / period + phase[1]))
-    sharp = 2 * math.pi / period * pixel
+    wave_x = torch.sin(2 * math.pi * (x / CHECKERS + phase[0]))
+    wave_y = torch.sin(2 * math.pi * (y / CHECKERS + phase[1]))
+    sharp = 2 * math.pi / CHECKERS * pixel
     square = torch.tanh(wave_x / sharp) * torch.tanh(wave_y / sharp)
-    level = 0.48 + 0.14 * square - 0.06 * (y - 0.5)
+    level = 0.46 + 0.16 * square
     return _colour(1.02, 1.0, 0.96) * level.unsqueeze(1)
 
 
 def _wooden_floor(x: Tensor, y: Tensor, _time: Tensor, phase: Phase, pixel: float) -> Tensor:
-    plank = y / 0.2 + phase[0]
+    plank = y / PLANK + phase[0]
     row = plank.floor()
     seam = _soft_step((plank - row - 0.5).abs() - 0.47, pixel * 4)
     tone = 0.05 * torch.sin(row * 2.4 + phase[1] * 6)
-    grain = 0.035 * torch.sin(
-        2 * math.pi * (y * 22 + 0.5 * torch.sin(x * 5 + row * 1.7 + 6 * phase[2]))
+    grain = 0.04 * torch.sin(
+        2 * math.pi * (y * 12 + 0.5 * torch.sin(x * 5 + row * 1.7 + 6 * phase[2]))
     )
     level = 1.0 + tone + grain - 0.35 * seam
     return _colour(0.56, 0.42, 0.29) * level.unsqueeze(1)
 
 
 def _brick_wall(x: Tensor, y: Tensor, _time: Tensor, phase: Phase, pixel: float) -> Tensor:
-    course = y / 0.125 + phase[0]
+    course = y / COURSE + phase[0]
     row = course.floor()
-    brick = x / 0.27 + phase[1] + 0.5 * (row % 2)
-    column = brick.floor()
+    brick = x / BRICK + phase[1] + 0.5 * (row % 2)
     gap_y = (course - row - 0.5).abs() - 0.44
-    gap_x = (brick - column - 0.5).abs() - 0.47
+    gap_x = (brick - brick.floor() - 0.5).abs() - 0.47
     mortar = torch.maximum(
         _soft_step(gap_y, pixel * 5).expand_as(gap_x), _soft_step(gap_x, pixel * 2.5)
     )
-    tone = 1 + 0.10 * torch.sin(row * 2.1 + column * 3.3 + 6 * phase[2])
-    bricks = _colour(0.47, 0.29, 0.25) * tone.unsqueeze(1)
-    return torch.lerp(bricks, _colour(0.58, 0.56, 0.53).expand_as(bricks), mortar.unsqueeze(1))
+    return torch.lerp(_colour(0.47, 0.29, 0.25), _colour(0.58, 0.56, 0.53), mortar.unsqueeze(1))
 
 
 def _grassy_field(x: Tensor, y: Tensor, time: Tensor, phase: Phase, _pixel: float) -> Tensor:
     sway = 0.012 * torch.sin(2 * math.pi * (time + phase[2]))
     lean = x + sway * (1 - y) * 4 + 0.02 * torch.sin(y * 16 + 6 * phase[0])
-    blades = torch.sin(2 * math.pi * (lean * 15 + phase[0])) * torch.sin(
-        2 * math.pi * (y * 3.5 + 1.3 * torch.sin(lean * 9 + 6 * phase[1]))
+    blades = torch.sin(2 * math.pi * (lean * 6 + phase[0])) * torch.sin(
+        2 * math.pi * (y * 2.5 + 0.6 * torch.sin(lean * 6 + 6 * phase[1]))
     )
     level = 0.86 + 0.10 * blades + 0.22 * y
     return _colour(0.34, 0.44, 0.27) * level.unsqueeze(1)
@@ -73,9 +74,9 @@ def _starry_sky(x: Tensor, y: Tensor, time: Tensor, phase: Phase, pixel: float) 
     sky = _colour(0.07, 0.07, 0.15) * (1.35 - 0.6 * y).unsqueeze(1)
     stars = random.Random(phase[0])
     glow = torch.zeros(1, 1, 1)
-    for _ in range(34):
+    for _ in range(16):
         star_x, star_y = stars.uniform(0, ASPECT), stars.uniform(0, 1)
-        size = max(stars.uniform(0.007, 0.013), 0.8 * pixel)
+        size = max(stars.uniform(0.014, 0.022), 0.8 * pixel)
         twinkle = 0.42 + 0.12 * torch.sin(2 * math.pi * (time + stars.random()))
         glow = glow + twinkle * torch.exp(-((x - star_x) ** 2 + (y - star_y) ** 2) / size**2)
     return sky + _colour(1.0, 0.98, 0.9) * glow.unsqueeze(1)
@@ -86,7 +87,7 @@ def _rippling_water(x: Tensor, y: Tensor, time: Tensor, phase: Phase, _pixel: fl
     bend = 0.5 * torch.sin(4.2 * x + turn + 6 * phase[0]) + 0.4 * torch.sin(
         2.6 * x - turn + 6 * phase[1]
     )
-    ripple = torch.sin(30 * y + 2.2 * bend - 1.5 * turn + 6 * phase[2])
+    ripple = torch.sin(16 * y + 2.2 * bend - 1.5 * turn + 6 * phase[2])
     level = 0.92 + 0.13 * ripple + 0.05 * torch.sin(7 * x + 9 * y + turn)
     return _colour(0.26, 0.40, 0.48) * level.unsqueeze(1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
@@ -11,9 +10,9 @@ from svoo.mini.vocabulary import vocabulary
 
 TEXT_WIDTH = 64
 LATENT_CHANNELS = 16
-# Rows whose logits have a spread of 1.5^2 = 2.25 need 27 % of their keys for mass .95, with a
-# spread of 1 they need 74 %: sparse attention is learnt, but it starts from here.
-NORM_GAIN = 1.5
+# Two heads of 64 learn faster than four of 32 and cost less (half as many exponentials): seven
+# layers of them, 14 heads in all, take as long as six layers of four (2.2 s at 7,488 tokens).
+LAYERS, HEADS, HEAD_SIZE = 7, 2, 64
 
 _SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
 
@@ -72,26 +71,21 @@ def make_vae(
 
 
 def make_transformer() -> WanTransformer3DModel:
-    """Return the denoiser: 6 layers, 4 heads of 32, one token a latent pixel."""
-    transformer = WanTransformer3DModel(
+    """Return the denoiser, one token a latent pixel."""
+    return WanTransformer3DModel(
         patch_size=(1, 1, 1),
-        num_attention_heads=4,
-        attention_head_dim=32,
+        num_attention_heads=HEADS,
+        attention_head_dim=HEAD_SIZE,
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
         text_dim=TEXT_WIDTH,
         freq_dim=64,
-        ffn_dim=512,
-        num_layers=6,
+        ffn_dim=4 * HEADS * HEAD_SIZE,
+        num_layers=LAYERS,
         cross_attn_norm=True,
         qk_norm="rms_norm_across_heads",
         rope_max_seq_len=1024,
     )
-    with torch.no_grad():
-        for block in transformer.blocks:
-            block.attn1.norm_q.weight.fill_(NORM_GAIN)
-            block.attn1.norm_k.weight.fill_(NORM_GAIN)
-    return transformer
 
 
 def make_scheduler() -> UniPCMultistepScheduler:

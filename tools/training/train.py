@@ -47,41 +47,49 @@ def vae(
 def dit(
     *,
     out: Out = Path("training"),
-    steps: Steps = 14_000,
     resume: Resume = False,
     threads: Threads = 1,
     bfloat16: Annotated[
-        bool, typer.Option("--bfloat16", help="Multiply in bfloat16; weights stay float32.")
-    ] = False,
+        bool | None,
+        typer.Option(help="Multiply in bfloat16; weights stay float32. Unsaid: if faster here."),
+    ] = None,
     weights: Weights = WEIGHTS,
     cache: Annotated[
         Path | None, typer.Option(help="Where codes of clips are cached; None: svoo's cache.")
     ] = None,
 ) -> None:
-    """Train the text encoder and the transformer on the exported autoencoder's codes."""
-    from tools.training.train_dit import train_dit
+    """Train the text encoder and the transformer on the exported autoencoder's codes, stage by
+    stage; ends with a message where a gate is closed."""
+    from tools.training.start import bfloat16_is_faster
+    from tools.training.train_dit import GateClosed, train_dit
 
     _check_resume(out, resume=resume)
     torch.set_num_threads(threads)
-    train_dit(
-        out,
-        weights,
-        cache or cache_folder() / "codes",
-        steps,
-        resume=resume,
-        bfloat16=bfloat16,
-    )
+    chosen = bfloat16_is_faster() if bfloat16 is None else bfloat16
+    typer.echo(f"products in {'bfloat16' if chosen else 'float32'}")
+    try:
+        train_dit(out, weights, cache or cache_folder() / "codes", resume=resume, bfloat16=chosen)
+    except GateClosed as closed:
+        typer.echo(f"stopped: {closed}", err=True)
+        raise typer.Exit(3) from closed
 
 
 @app.command()
-def export(*, out: Out = Path("training"), weights: Weights = WEIGHTS) -> None:
-    """Write what is trained so far into the package: the autoencoder, then the whole pipeline."""
-    exports = {"vae.safetensors": export_vae, "resume.safetensors": export_pipeline}
-    found = [name for name in exports if (out / name).exists()]
-    if not found:
-        raise typer.BadParameter(f"{out} holds neither of {', '.join(exports)}: nothing to export")
-    for name in found:
-        exports[name](out / name, weights)
+def export(
+    *,
+    out: Out = Path("training"),
+    to: Annotated[Path, typer.Option(help="Folder that the weights go to.")] = Path("out/weights"),
+    weights: Weights = WEIGHTS,
+) -> None:
+    """Write what is trained so far as a folder of weights: the autoencoder if `vae` trained one
+    here, else that of `--weights`, and the pipeline if `dit` has been run."""
+    trained, checkpoint = out / "vae.safetensors", out / "resume.safetensors"
+    if not trained.exists() and not checkpoint.exists():
+        raise typer.BadParameter(f"{out} has neither {trained.name} nor {checkpoint.name}")
+    if trained.exists():
+        export_vae(trained, to)
+    if checkpoint.exists():
+        export_pipeline(checkpoint, (to if trained.exists() else weights) / "vae", to)
 
 
 @app.command()

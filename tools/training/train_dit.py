@@ -1,339 +1,247 @@
-"""Training of the embedded model's text encoder and transformer on cached codes of drawn
-scenes."""
+"""Training of the embedded model's text encoder and transformer, stage by stage; goes on from any
+checkpoint."""
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import random
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKLWan
-from safetensors.torch import load_file, save_file
+from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 from transformers import PreTrainedTokenizerFast
 
-from svoo.mini.vocabulary import SHAPES
-from tools.training import backgrounds, scenes
-from tools.training.backgrounds import ASPECT
-from tools.training.build import assemble, make_text_encoder, make_tokenizer, make_transformer
-from tools.training.scenes import CLIP_FRAMES, Scene, draw_scene, near_things, pose, render
-from tools.training.training import Log, average, cosine_rate, load_resume, save_grid, save_resume
-
-PEAK_RATE = 1e-3
-AVERAGING = 0.995  # over some 200 steps; more would carry the second stage into the last
-CAPTION_DROPOUT = 0.1
-THING_WEIGHT = 8.0  # how much more an error close by a thing counts: they fill 8 % of a picture
-GUIDED_BLOCK, GUIDE_WEIGHT = 2, 0.5
-EXTRA_SHIFTS = (1.0, 8.0)  # where a thing is and goes shows at noise levels above 0.9 already
-TEXT_LENGTHS = (32, 32, 32, 32, 32, 32, 32, 128, 512)  # what pipelines pad captions to
-
-
-@dataclass(frozen=True)
-class Codes:
-    """A kind of clips whose codes are cached, in files of `clips` each.
-
-    One more file comes into play every `NEW_FILE_EVERY` steps, so that training can begin early.
-    """
-
-    name: str
-    clips: int
-    files: int
-    frames: int
-    height: int
-    width: int
-    encoded_together: int
-
-
-QUARTER = Codes("quarter", 400, 8, CLIP_FRAMES, 40, 72, 8)
-HALF = Codes("half", 400, 3, CLIP_FRAMES, 80, 144, 4)
-SHORT = Codes("short", 400, 3, 5, 144, 256, 8)
-FULL = Codes("full", 40, 2, CLIP_FRAMES, 144, 256, 2)
-NEW_FILE_EVERY = 600
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A batch of `clips` codes cut to the first `frames` code frames; `shift` moves the noise
-    up."""
-
-    codes: Codes
-    clips: int
-    frames: int
-    shift: float
-
-
-# Stages by the part of the steps where they begin. Whole motions in 585 tokens teach what words
-# mean for the least price; then 900 and 2,340 tokens, and 1,152 that cover all positions of a full
-# picture; at last what the pipeline makes by default, and less noise, where shapes show.
-STAGES = (
-    (0.0, (Batch(QUARTER, 10, 13, 2.0),)),
-    (
-        0.65,
-        (
-            Batch(QUARTER, 10, 13, 2.0),
-            Batch(HALF, 8, 5, 2.0),
-            Batch(HALF, 3, 13, 2.5),
-            Batch(SHORT, 5, 2, 3.0),
-        ),
-    ),
-    (
-        0.82,
-        (
-            Batch(HALF, 3, 13, 2.5),
-            Batch(SHORT, 5, 2, 1.0),
-            Batch(FULL, 1, 13, 3.0),
-            Batch(FULL, 2, 4, 3.0),
-        ),
-    ),
+from tools.training.batches import Batch, draw_batch
+from tools.training.build import make_text_encoder, make_tokenizer, make_transformer
+from tools.training.codes import STATISTICS_CLIPS, Pool, Statistics, measure_statistics
+from tools.training.curriculum import STAGES, Gate, Kind, Stage
+from tools.training.guides import Guides, weigh
+from tools.training.measure import Probe, clean_first, measure
+from tools.training.start import begin, look_at_ends, optimisers, precision, true_times
+from tools.training.text import embed
+from tools.training.training import (
+    Fact,
+    Log,
+    average,
+    load_resume,
+    moving,
+    read_facts,
+    save_resume,
 )
 
-
-@dataclass(frozen=True)
-class Clip:
-    """What a cached clip shows: a scene from a frame on."""
-
-    scene: Scene
-    first_frame: int
+RESUME, LOG = "resume.safetensors", "log.jsonl"
+WARM_UP = 40
+HIGH_NOISE = 0.95  # above it a path is not to be seen
+REMEMBERED = 0.97  # how much of a running number is kept at each step
 
 
-class LatentCache:
-    """Codes of drawn clips on disk, one file for every kind, autoencoder and way of drawing; made
-    when first asked for."""
-
-    def __init__(self, folder: Path, vae: AutoencoderKLWan) -> None:
-        """Use `folder` for codes of this autoencoder, of scenes as they are drawn now."""
-        digest = hashlib.sha256()
-        for module in (scenes, backgrounds):
-            digest.update(inspect.getsource(module).encode())
-        for value in vae.state_dict().values():
-            digest.update(value.float().numpy().tobytes())
-        self.folder = folder / digest.hexdigest()[:12]
-        self.vae = vae
-        self._loaded: dict[tuple[str, int], tuple[Tensor, list[Clip]]] = {}
-
-    def get(self, codes: Codes, number: int) -> tuple[Tensor, list[Clip]]:
-        """Return normalised codes `[clips, 16, frames, rows, columns]` in float16, and what they
-        show."""
-        key = codes.name, number
-        if key not in self._loaded:
-            path = self.folder / f"{codes.name}-{number}.safetensors"
-            if not path.exists():
-                self._make(codes, number, path)
-            clips = range(number * codes.clips, (number + 1) * codes.clips)
-            self._loaded[key] = load_file(path)["codes"], [_draw(codes, clip) for clip in clips]
-        return self._loaded[key]
-
-    @torch.no_grad()
-    def _make(self, codes: Codes, number: int, path: Path) -> None:
-        mean = torch.tensor(self.vae.config.latents_mean).view(1, -1, 1, 1, 1)
-        std = torch.tensor(self.vae.config.latents_std).view(1, -1, 1, 1, 1)
-        done = []
-        end = (number + 1) * codes.clips
-        for start in range(number * codes.clips, end, codes.encoded_together):
-            size = codes.frames, codes.height, codes.width
-            drawn = [
-                _draw(codes, n) for n in range(start, min(end, start + codes.encoded_together))
-            ]
-            clips = [render(clip.scene, *size, first_frame=clip.first_frame) for clip in drawn]
-            code = self.vae.encode(torch.stack(clips).transpose(1, 2)).latent_dist.mode()
-            done.append(((code - mean) / std).half())
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".partial")
-        save_file({"codes": torch.cat(done)}, unfinished)
-        unfinished.replace(path)
+class GateClosed(Exception):
+    """A number that should have come by now has not."""
 
 
-def _draw(codes: Codes, number: int) -> Clip:
-    chance = random.Random(f"{codes.name} {number}")
-    return Clip(draw_scene(chance), chance.randint(0, CLIP_FRAMES - codes.frames))
+class Trainer:
+    """All that training changes: the parts, their average, the optimisers, and where it stands."""
+
+    def __init__(self, out: Path, vae: AutoencoderKLWan, cache: Path, *, resume: bool) -> None:
+        """Begin anew, or go on from the checkpoint in `out`; codes are kept below `cache`."""
+        torch.manual_seed(0)
+        self.out, self.vae, self.cache = out, vae, cache
+        self.tokenizer: PreTrainedTokenizerFast = make_tokenizer()
+        self.transformer: WanTransformer3DModel = make_transformer()
+        begin(self.transformer)
+        self.guides = Guides(self.transformer)
+        self.parts = nn.ModuleDict(
+            {
+                "text_encoder": make_text_encoder(),
+                "transformer": self.transformer,
+                "guides": self.guides,
+            }
+        )
+        self.averaged = average(self.parts, STAGES[0].averaging)
+        self.optimisers = optimisers(self.parts, self.transformer)
+        self.stage, self.step, self.total, seconds = STAGES[0].name, 0, 0, 0.0
+        self.numbering: dict[str, int] = {}
+        if resume:
+            facts = load_resume(out / RESUME, self.parts, self.averaged, self.optimisers)
+            self.stage, self.step, self.total = facts["stage"], facts["step"], facts["total"]
+            self.numbering, seconds = facts["numbering"], facts["seconds"]
+            self.statistics = read_statistics(out / RESUME)
+        else:
+            self.statistics = measure_statistics(vae, STATISTICS_CLIPS)
+        self.log, self.saved = Log(out / LOG, seconds), seconds
+        self.running: dict[str, float] = {}
+        self.pools: dict[str, Pool] = {}
+        self._probe: Probe | None = None
+
+    def pool(self, kind: Kind) -> Pool:
+        """Return the codes that batches of a kind are drawn from."""
+        key = f"{kind.frames == 1} {kind.grid}"
+        if key not in self.pools:
+            pool = Pool(
+                self.cache, self.vae, self.statistics, kind.grid, pictures=kind.frames == 1
+            )
+            pool.next = max(pool.next, self.numbering.get(pool.name, 0))
+            self.pools[key] = pool
+        return self.pools[key]
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        self.numbering |= {pool.name: pool.next for pool in self.pools.values()}
+        facts: dict[str, Fact] = {
+            "stage": self.stage,
+            "step": self.step,
+            "total": self.total,
+            "seconds": self.log.seconds,
+            "numbering": self.numbering,
+            "mean": self.statistics.mean.flatten().tolist(),
+            "spread": self.statistics.spread.flatten().tolist(),
+        }
+        save_resume(self.out / RESUME, self.parts, self.averaged, self.optimisers, facts)
+        self.saved = self.log.seconds
+
+    def take_step(self, stage: Stage, *, bfloat16: bool) -> None:
+        """Do one step of a stage and note its numbers."""
+        chance = random.Random(f"{stage.name} {self.step}")
+        kind = chance.choices(stage.kinds, [kind.weight for kind in stage.kinds])[0]
+        batch = draw_batch(stage, kind, self.pool(kind), chance)
+        with precision(bfloat16=bfloat16):
+            flow, errors, places = self._errors(batch)
+        for optimiser in self.optimisers:
+            optimiser.zero_grad()
+            for group in optimiser.param_groups:
+                group["lr"] = rate(stage, self.step) * group["share"]
+        (flow + sum(stage.guides[name] * error for name, error in errors.items())).backward()
+        nn.utils.clip_grad_norm_(self.parts.parameters(), 1.0)
+        for optimiser in self.optimisers:
+            optimiser.step()
+        self.averaged.update_parameters(self.parts)
+        self.step += 1
+        self.total += 1
+        self._note(f"{kind.name}{' from image' if batch.from_image else ''}", flow)
+        for name, error in errors.items():
+            self._note(name, error)
+        high = (batch.level > HIGH_NOISE) & (batch.said > 0)
+        if high.any() and not batch.from_image:
+            self._note(f"high place {kind.frames}", places[high].mean())
+
+    def _errors(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Return the flow-matching loss, the guides' errors, and those of places clip by clip."""
+        level = batch.level.view(-1, 1, 1, 1, 1)
+        noisy = (1 - level) * batch.clean + level * batch.noise
+        timestep = 1000 * batch.level
+        weights = weigh(batch.targets.near)
+        if batch.from_image:
+            noisy[:, :, 0] = batch.clean[:, :, 0]
+            rows, columns = noisy.shape[3:]
+            timestep = clean_first(timestep, len(batch.code_frames), (rows, columns))
+            weights[:, :, 0] = 0
+        words = embed(
+            self.parts["text_encoder"], self.tokenizer, batch.captions, batch.text_length
+        )
+        with true_times(self.transformer, batch.code_frames):
+            velocity = self.transformer(
+                noisy, timestep=timestep, encoder_hidden_states=words, return_dict=False
+            )[0]
+        flow = (weights * (velocity.float() - (batch.noise - batch.clean)).square()).mean()
+        return flow, *self.guides.errors(batch.targets, batch.code_frames, batch.said)
+
+    def _note(self, name: str, value: Tensor) -> None:
+        before = self.running.get(name, value.item())
+        self.running[name] = REMEMBERED * before + (1 - REMEMBERED) * value.item()
+
+    def measure(self, stage: Stage) -> dict[str, float]:
+        """Ask the averaged weights for held-out prompts, and half as many from given pictures;
+        probe the present ones; log it all."""
+        kind = stage.measured
+        if self._probe is None:
+            self._probe = Probe(self.vae, self.statistics)
+        strip = self.out / "strips" / f"{self.total:06d}.png"
+        averaged = self.averaged.module
+        assert isinstance(averaged, nn.ModuleDict)
+        began = time.process_time()
+        tools = averaged, self.tokenizer, self.vae, self.statistics
+        found = measure(*tools, kind, strip)
+        if kind.frames > 1:
+            half = replace(kind, clips=(kind.clips + 1) // 2)
+            strip = strip.with_stem(f"{strip.stem}-from-image")
+            given = measure(*tools, half, strip, from_image=True)
+            found |= {f"{name} from image": value for name, value in given.items()}
+            found |= self._probe.look(self.parts, self.tokenizer)
+        took = time.process_time() - began
+        self.log.write(
+            stage=self.stage,
+            step=self.step,
+            measured=f"{kind.clips} x {kind.name}",
+            **found,
+            took=took,
+        )
+        return found
+
+    def check(self, gates: Sequence[Gate], measured: dict[str, float]) -> None:
+        """Raise `GateClosed` if a gate of this step is not passed."""
+        for gate in gates:
+            if gate.step != self.step:
+                continue
+            value = (self.running | measured).get(gate.number, float("nan"))
+            if not gate.least <= value <= gate.most:
+                raise GateClosed(
+                    f"{self.stage}, step {self.step}: {gate.number} is {value:.3f}, which should "
+                    f"be {gate.least:g} to {gate.most:g}; change something, or resume to go on"
+                )
 
 
-def code_times(clip: Clip, frames: int, back: int = 0) -> Tensor:
-    """Return the time of the frame that is `back` before the last one of each code frame.
-
-    A code frame stands for four frames of the clip, the first for one.
-    """
-    last = clip.first_frame + 4.0 * torch.arange(frames)
-    return (last - back).clamp(min=clip.first_frame) / (CLIP_FRAMES - 1)
+def rate(stage: Stage, step: int) -> float:
+    """Return the rate at a step of a stage: it rises at first and falls over the last part."""
+    left = (stage.steps - step) / stage.steps
+    falling = min(1.0, left / stage.fall) if stage.fall else 1.0
+    return stage.rate * min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.98 * falling)
 
 
-def weigh(clip: Clip, frames: int, rows: int, columns: int) -> Tensor:
-    """Return how much the error of each code `[frames, rows, columns]` counts, 1 on average."""
-    ends = (code_times(clip, frames, back) for back in (0, 3))
-    near = torch.stack([near_things(clip.scene, times, rows, columns) for times in ends])
-    weights = 1 + THING_WEIGHT * near.any(dim=0)
-    return weights / weights.mean()
-
-
-class Guide(nn.Module):
-    """Guesses from a token's state in the middle of the transformer where the thing is in the
-    token's frame, and its shape; only in training.
-
-    Without it motion words are not learnt: a model that makes nothing of them has no use for
-    knowing which frame a token is in, and one that does not know has no use for motion words.
-    """
-
-    def __init__(self, block: nn.Module, width: int) -> None:
-        """Listen to a block."""
-        super().__init__()
-        self.guess = nn.Linear(width, 2)
-        self.name = nn.Linear(width, len(SHAPES))
-        self._heard: list[Tensor] = []
-        block.register_forward_hook(lambda _block, _inputs, state: self._heard.append(state))
-
-    def errors(self, clips: list[Clip], frames: int) -> tuple[Tensor, Tensor]:
-        """Return how wrong the guesses in the forward just done are: the mean squared error of
-        places in fifths of the picture's height, and the cross-entropy of shapes in nats.
-
-        Clips with two things do not count.
-        """
-        places = torch.stack([self._places(clip, frames) for clip in clips])
-        shapes = torch.tensor([SHAPES.index(clip.scene.things[0].shape) for clip in clips])
-        state = self._heard.pop()
-        guesses = self.guess(state).float().unflatten(1, (frames, -1))
-        names = self.name(state).float().log_softmax(dim=-1).mean(dim=1)
-        counts = torch.tensor([float(len(clip.scene.things) == 1) for clip in clips])
-        off = (guesses - places.unsqueeze(2)).square().mean(dim=(1, 2, 3))
-        unlikely = -names.gather(1, shapes.unsqueeze(1)).squeeze(1)
-        single = counts.sum().clamp(min=1)
-        return (counts * off).sum() / single, (counts * unlikely).sum() / single
-
-    @staticmethod
-    def _places(clip: Clip, frames: int) -> Tensor:
-        x, y, _, _ = pose(clip.scene.things[0], code_times(clip, frames))
-        return torch.stack(((x - ASPECT / 2) / 0.2, (y - 0.5) / 0.2), dim=-1)
-
-
-def embed(
-    text_encoder: nn.Module, tokenizer: PreTrainedTokenizerFast, captions: list[str], length: int
-) -> Tensor:
-    """Return embeddings `[captions, length, width]`, zero behind a caption's end, as the Wan
-    pipeline makes them."""
-    tokens = tokenizer(captions, padding=True, return_tensors="pt")
-    mask = tokens["attention_mask"]
-    states = text_encoder(tokens["input_ids"], mask).last_hidden_state * mask.unsqueeze(-1)
-    return torch.nn.functional.pad(states, (0, 0, 0, length - states.shape[1]))
+def read_statistics(checkpoint: Path) -> Statistics:
+    """Return the statistics of codes that a checkpoint was trained with."""
+    facts = read_facts(checkpoint)
+    shape = 1, -1, 1, 1, 1
+    return Statistics(
+        torch.tensor(facts["mean"]).view(shape), torch.tensor(facts["spread"]).view(shape)
+    )
 
 
 def train_dit(
     out: Path,
     weights: Path,
     cache: Path,
-    steps: int,
     *,
     resume: bool,
-    bfloat16: bool = False,
-    save_every: int = 100,
+    bfloat16: bool,
+    stages: Sequence[Stage] = STAGES,
+    save_every: float = 180.0,
 ) -> None:
-    """Train for `steps` in all; everything is written below `out`, codes below `cache`.
+    """Train through all stages; everything is written below `out`, codes below `cache`.
 
-    Products in `bfloat16` are faster where the processor has them.
+    A checkpoint is written every `save_every` CPU seconds. A closed gate ends training with a
+    message, after a checkpoint that can be gone on from.
     """
-    torch.manual_seed(0)
     vae = AutoencoderKLWan.from_pretrained(weights / "vae", dtype=torch.float32).eval()
-    latents, tokenizer = LatentCache(cache, vae), make_tokenizer()
-    transformer = make_transformer()
-    guide = Guide(transformer.blocks[GUIDED_BLOCK], transformer.proj_out.in_features)
-    parts = nn.ModuleDict(
-        {"text_encoder": make_text_encoder(), "transformer": transformer, "guide": guide}
-    )
-    averaged = average(parts, AVERAGING)
-    optimiser = torch.optim.AdamW(
-        parts.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01
-    )
-    first, seconds = 0, 0.0
-    if resume:
-        facts = load_resume(out / "resume.safetensors", parts, averaged, optimiser)
-        first, seconds = int(facts["step"]), facts["seconds"]
-    log = Log(out / "dit.jsonl", seconds)
-    running: dict[str, float] = {}
-    for step in range(first, steps):
-        chance = random.Random(step)
-        batch = chance.choice([batches for part, batches in STAGES if step >= part * steps][-1])
-        for group in optimiser.param_groups:
-            group["lr"] = min(1.0, (step + 1) / 100) * cosine_rate(step, steps, PEAK_RATE)
-        file = chance.randrange(min(batch.codes.files, 1 + step // NEW_FILE_EVERY))
-        codes, clips = latents.get(batch.codes, file)
-        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            flow, path, shape = _losses(parts, tokenizer, codes, clips, batch, chance)
-        optimiser.zero_grad()
-        (flow + GUIDE_WEIGHT * (path + shape)).backward()
-        torch.nn.utils.clip_grad_norm_(parts.parameters(), 1.0)
-        optimiser.step()
-        averaged.update_parameters(parts)
-        kind = f"{batch.codes.name}{batch.frames}"
-        for name, loss in (kind, flow), ("path", path), ("shape", shape):
-            running[name] = 0.95 * running.get(name, loss.item()) + 0.05 * loss.item()
-        if step % 25 == 0:
-            log.write(step=step, **running)
-        if (step + 1) % save_every == 0 or step + 1 == steps:
-            facts = {"step": step + 1, "seconds": log.seconds}
-            save_resume(out / "resume.safetensors", parts, averaged, optimiser, facts)
-        if (step + 1) % (5 * save_every) == 0 or step + 1 == steps:
-            _save_samples(averaged, vae, out / "samples" / f"{step + 1:06d}.png")
-
-
-def _losses(
-    parts: nn.ModuleDict,
-    tokenizer: PreTrainedTokenizerFast,
-    codes: Tensor,
-    clips: list[Clip],
-    batch: Batch,
-    chance: random.Random,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the flow-matching loss of a batch drawn by `chance`, and the guide's errors."""
-    picked = [chance.randrange(len(codes)) for _ in range(batch.clips)]
-    clean = codes[picked, :, : batch.frames].float()
-    words = ["" if chance.random() < CAPTION_DROPOUT else clips[n].scene.caption for n in picked]
-    generator = torch.Generator().manual_seed(chance.getrandbits(62))
-    noise = torch.randn(clean.shape, generator=generator)
-    even = torch.sigmoid(torch.randn(batch.clips, generator=generator))
-    shift = batch.shift * chance.choice(EXTRA_SHIFTS)
-    sigma = shift * even / (1 + (shift - 1) * even)
-    level = sigma.view(-1, 1, 1, 1, 1)
-    velocity = parts["transformer"](
-        (1 - level) * clean + level * noise,
-        timestep=1000 * sigma,
-        encoder_hidden_states=embed(
-            parts["text_encoder"], tokenizer, words, chance.choice(TEXT_LENGTHS)
-        ),
-        return_dict=False,
-    )[0]
-    weights = torch.stack([weigh(clips[n], *clean.shape[2:]) for n in picked]).unsqueeze(1)
-    flow = (weights * (velocity.float() - (noise - clean)).square()).mean()
-    guide = parts["guide"]
-    assert isinstance(guide, Guide)
-    return flow, *guide.errors([clips[n] for n in picked], batch.frames)
-
-
-def _save_samples(averaged: AveragedModel, vae: AutoencoderKLWan, path: Path) -> None:
-    """Generate a few half-size clips with the averaged weights and save them as a grid."""
-    parts = nn.ModuleDict({"text_encoder": make_text_encoder(), "transformer": make_transformer()})
-    parts.load_state_dict(averaged.module.state_dict(), strict=False)  # the guide stays behind
-    pipe = assemble(vae, parts["text_encoder"], parts["transformer"])
-    pipe.set_progress_bar_config(disable=True)
-    prompts = (
-        "a red circle moves left over a checkered floor",
-        "a yellow star spins in front of a brick wall",
-        "the green square moves up and right over rippling water",
-        "a purple ring moves down in front of a starry sky",
-    )
-    clips = []
-    for prompt in prompts:
-        video = pipe(
-            prompt,
-            height=80,
-            width=144,
-            num_frames=17,
-            num_inference_steps=16,
-            guidance_scale=3.0,
-            max_sequence_length=32,
-            generator=torch.Generator().manual_seed(0),
-            output_type="pt",
-        ).frames[0]
-        clips.append(video.float() * 2 - 1)
-    save_grid(clips, path)
+    trainer = Trainer(out, vae, cache, resume=resume)
+    names = [stage.name for stage in stages]
+    for stage in stages[names.index(trainer.stage) :]:
+        if trainer.stage != stage.name:
+            trainer.stage, trainer.step = stage.name, 0
+        trainer.averaged.avg_fn = moving(stage.averaging)
+        if stage.look_at_ends and trainer.step == 0:
+            look_at_ends(trainer.transformer)
+            trainer.averaged.n_averaged.zero_()  # the average begins anew
+        while trainer.step < stage.steps:
+            trainer.take_step(stage, bfloat16=bfloat16)
+            last = trainer.step == stage.steps
+            if trainer.step % 50 == 0:
+                trainer.log.write(stage=stage.name, step=trainer.step, **trainer.running)
+            due = trainer.step % stage.measure_every == 0 or last
+            gate = any(gate.step == trainer.step for gate in stage.gates)
+            if due or gate or trainer.log.seconds - trainer.saved > save_every:
+                trainer.save()
+            measured = trainer.measure(stage) if due else {}
+            trainer.check(stage.gates, measured)

@@ -76,7 +76,9 @@ def _draw_crop(chance: random.Random, frames: int, rows: int, columns: int) -> T
         time = torch.tensor((first + frames / 2) / (CLIP_FRAMES - 1))
         x, y, _, _ = pose(chance.choice(scene.things), time)
         top = int(y * height) - chance.randint(rows // 4, 3 * rows // 4)
-        left = int(x * height) - chance.randint(columns // 4, 3 * columns // 4)
+        left = int((x - (ASPECT - width / height) / 2) * height) - chance.randint(
+            columns // 4, 3 * columns // 4
+        )
         top, left = max(0, min(height - rows, top)), max(0, min(width - columns, left))
     clip = render(
         scene, frames, height, width, first_frame=first, window=(top, left, rows, columns)
@@ -95,7 +97,7 @@ def train_vae(out: Path, steps: int, *, resume: bool, save_every: int = 250) -> 
     )
     first, seconds = 0, 0.0
     if resume:
-        facts = load_resume(out / "vae.safetensors", vae, averaged, optimiser)
+        facts = load_resume(out / "vae.safetensors", vae, averaged, [optimiser])
         first, seconds = int(facts["step"]), facts["seconds"]
     log = Log(out / "vae.jsonl", seconds)
     running = 0.0
@@ -124,7 +126,7 @@ def train_vae(out: Path, steps: int, *, resume: bool, save_every: int = 250) -> 
             log.write(step=step, psnr=decibels, kl=kl.item())
         if (step + 1) % save_every == 0 or step + 1 == steps:
             facts = {"step": step + 1, "seconds": log.seconds}
-            save_resume(out / "vae.safetensors", vae, averaged, optimiser, facts)
+            save_resume(out / "vae.safetensors", vae, averaged, [optimiser], facts)
         if (step + 1) % (4 * save_every) == 0 or step + 1 == steps:
             psnr = held_out_psnr(averaged.module, 4, out / "vae.png")
             log.write(step=step + 1, held_out_psnr=psnr)

@@ -7,8 +7,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -17,16 +18,22 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+Fact = float | str | dict[str, int] | list[float]
+
 
 def average(module: nn.Module, decay: float) -> AveragedModel:
-    """Return a moving average of a module's parameters; early on it moves faster, so that the
-    start is forgotten."""
+    """Return a moving average of a module's parameters."""
+    return AveragedModel(module, avg_fn=moving(decay))
+
+
+def moving(decay: float) -> Callable[[Tensor, Tensor, Tensor | int], Tensor]:
+    """Return how an average moves; early on faster, so that the start is forgotten."""
 
     def move(averaged: Tensor, value: Tensor, count: Tensor | int) -> Tensor:
         kept = min(decay, (1 + float(count)) / (10 + float(count)))
         return averaged.lerp(value.detach(), 1 - kept)
 
-    return AveragedModel(module, avg_fn=move)
+    return move
 
 
 def cosine_rate(step: int, steps: int, peak: float, floor: float = 0.03) -> float:
@@ -39,51 +46,78 @@ def save_resume(
     path: Path,
     module: nn.Module,
     averaged: AveragedModel,
-    optimiser: torch.optim.Optimizer,
-    facts: Mapping[str, float],
+    optimisers: Sequence[torch.optim.Optimizer],
+    facts: Mapping[str, Fact],
 ) -> None:
     """Write all that training needs to go on, whole or not at all; the moments in bfloat16 keep it
     small."""
     tensors = {
         f"averaged/{name}": value.detach() for name, value in averaged.module.named_parameters()
     }
+    states = {key: state for each in optimisers for key, state in each.state.items()}
+    steps = 0
     for name, value in module.named_parameters():
         tensors[f"weight/{name}"] = value.detach()
-        moments = optimiser.state.get(value)
-        if moments:
-            tensors[f"first/{name}"] = moments["exp_avg"].to(torch.bfloat16)
-            tensors[f"second/{name}"] = moments["exp_avg_sq"].sqrt().to(torch.bfloat16)
+        for moment, state in states.get(value, {}).items():
+            if moment == "exp_avg_sq":
+                tensors[f"{moment}/{name}"] = state.sqrt().to(torch.bfloat16)
+            elif moment == "step":
+                steps = int(state)
+            else:
+                tensors[f"{moment}/{name}"] = state.to(torch.bfloat16)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".partial")
     save_file(
         {name: value.contiguous() for name, value in tensors.items()},
         unfinished,
-        metadata={key: repr(float(value)) for key, value in facts.items()},
+        metadata={
+            "facts": json.dumps(facts),
+            "averages": str(int(averaged.n_averaged)),
+            "steps": str(steps),
+        },
     )
     unfinished.replace(path)
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """Return what `save_resume` was told beside the tensors."""
+    with safe_open(path, "pt") as file:
+        facts: dict[str, Any] = json.loads(file.metadata()["facts"])
+    return facts
+
+
 def load_resume(
-    path: Path, module: nn.Module, averaged: AveragedModel, optimiser: torch.optim.Optimizer
-) -> dict[str, float]:
-    """Read what `save_resume` wrote into the three objects and return its facts."""
+    path: Path,
+    module: nn.Module,
+    averaged: AveragedModel,
+    optimisers: Sequence[torch.optim.Optimizer],
+) -> dict[str, Any]:
+    """Read what `save_resume` wrote into the objects and return its facts."""
+    owners = {
+        value: optimiser
+        for optimiser in optimisers
+        for group in optimiser.param_groups
+        for value in group["params"]
+    }
     with safe_open(path, "pt") as file, torch.no_grad():
-        names = set(file.keys())
-        facts = {key: float(value) for key, value in (file.metadata() or {}).items()}
-        averaged.n_averaged.fill_(int(facts["step"]))
+        averaged.n_averaged.fill_(int(file.metadata()["averages"]))
+        steps = float(file.metadata()["steps"])
         averages = dict(averaged.module.named_parameters())
+        moments: dict[str, dict[str, Tensor]] = {}
+        for key in file.keys():  # noqa: SIM118 (a file is no dictionary)
+            moment, name = key.split("/", 1)
+            if moment not in ("weight", "averaged"):
+                moments.setdefault(name, {})[moment] = file.get_tensor(key).float()
         for name, value in module.named_parameters():
-            if f"weight/{name}" not in names:  # a part that came later begins anew
-                continue
             value.copy_(file.get_tensor(f"weight/{name}"))
             averages[name].copy_(file.get_tensor(f"averaged/{name}"))
-            if f"first/{name}" in names:
-                optimiser.state[value] = {
-                    "step": torch.tensor(facts["step"]),
-                    "exp_avg": file.get_tensor(f"first/{name}").float(),
-                    "exp_avg_sq": file.get_tensor(f"second/{name}").float().square(),
-                }
-    return facts
+            if name in moments:
+                state = moments[name]
+                if "exp_avg_sq" in state:
+                    state["exp_avg_sq"] = state["exp_avg_sq"].square()
+                    state["step"] = torch.tensor(steps)
+                owners[value].state[value] = state
+    return read_facts(path)
 
 
 class Log:
@@ -100,13 +134,13 @@ class Log:
         """CPU seconds of training so far: pauses do not count, two threads count twice."""
         return time.process_time() - self._start
 
-    def write(self, **facts: float) -> None:
+    def write(self, **facts: float | str) -> None:
         """Write one line."""
         row = {**facts, "seconds": self.seconds}
-        text = {key: round(value, 5) for key, value in row.items()}
+        text = {key: round(v, 5) if isinstance(v, float) else v for key, v in row.items()}
         with self.path.open("a") as file:
             file.write(json.dumps(text) + "\n")
-        os.write(1, ("  ".join(f"{key} {value:g}" for key, value in text.items()) + "\n").encode())
+        os.write(1, ("  ".join(f"{key} {value}" for key, value in text.items()) + "\n").encode())
 
 
 def save_grid(rows: list[Tensor], path: Path, columns: int = 6) -> None:

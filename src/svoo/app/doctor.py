@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +15,7 @@ from torch import Tensor
 from svoo.backends import BACKENDS, resolve
 from svoo.core.plan import BlockPlan
 from svoo.core.terms import MeanTerms
+from svoo.plugin.machine import describe_machine
 
 OPTIONAL = {
     "diffusers": "the plug-in: svoo.apply, svoo generate",
@@ -62,6 +66,21 @@ def examine() -> list[Finding]:
         else:
             found.append(Finding(package, good=True, text=f"{version}, for {use}"))
     return found
+
+
+def report(findings: Iterable[Finding]) -> dict[str, Any]:
+    """Return the findings and the machine as plain data for a bug report; the user's home is not
+    named."""
+    home = str(Path.home())
+    rows = [asdict(finding) for finding in findings]
+    for row in rows:
+        row["text"] = row["text"].replace(home, "~")
+    return {
+        "svoo": metadata.version("svoo"),
+        "system": platform.platform(),
+        "machine": describe_machine(),
+        "findings": rows,
+    }
 
 
 def _ladder(device: torch.device) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
@@ -41,9 +42,9 @@ def demo_table(prompt: str, rows: Iterable[dict[str, Any]]) -> Table:
     return table
 
 
-def profile_tables(profile: Profile, mass: float | None = None) -> tuple[Table, Table, str]:
-    """Return where a profile is from, what its layers need at a mass (the last one if None), and
-    how that spreads."""
+def profile_tables(profile: Profile, mass: float | None = None) -> tuple[Table, str, Table]:
+    """Return what the layers of a profile need at a mass (the last one if None), how that spreads,
+    and where it is from."""
     from svoo.app.inspection import layer_rows, spread
 
     mass = float(profile.masses[-1]) if mass is None else mass
@@ -66,12 +67,26 @@ def profile_tables(profile: Profile, mass: float | None = None) -> tuple[Table, 
         f"{found.steps:.3f}, heads {found.heads:.3f}, layers {found.layers:.3f}; standard error "
     )
     if found.sampling is None:
-        return facts, layers, sentence + "unknown"
+        return layers, sentence + "unknown", facts
     sentence += (
         "of an entry {entry:.4f} (at most {worst_entry:.4f}), of a head's mean over steps "
         "{head:.4f} (at most {worst_head:.4f})"
     ).format(**vars(found.sampling))
-    return facts, layers, sentence
+    return layers, sentence, facts
+
+
+def profile_data(profile: Profile, mass: float | None = None) -> dict[str, Any]:
+    """Return what `profile_tables` shows as plain data."""
+    from svoo.app.inspection import layer_rows, spread
+
+    mass = float(profile.masses[-1]) if mass is None else mass
+    return {
+        "mass": mass,
+        "inputs": profile.inputs,
+        "spread": asdict(spread(profile, mass)),
+        "layers": [asdict(row) for row in layer_rows(profile, mass)],
+        "provenance": dict(profile.provenance),
+    }
 
 
 def comparison_tables(first: Profile, second: Profile, mass: float) -> tuple[str, Table]:
@@ -99,15 +114,20 @@ def doctor_table(findings: Iterable[Finding]) -> Table:
     return table
 
 
-def models_table() -> Table:
-    """Return the models of the catalogue and how each was tested."""
-    table = Table("name", "layers x heads", "steps", "tested with", "hub id or class")
-    table.columns[0].no_wrap = True
+def model_lines() -> list[str]:
+    """Return the models of the catalogue and how each was tested, as lines; nothing is cut."""
+    lines = [_model_line("name", "layers x heads", "steps", "hub id")]
     for model in models():
-        how = "the embedded model" if model.name == "mini" else "tiny random weights"
-        experts = " x 2 experts" if model.stages == 2 else ""
+        experts = " (x 2)" if model.stages == 2 else ""
         size = f"{model.layers} x {model.heads}{experts}"
-        table.add_row(model.name, size, str(model.steps), how, model.hub_id)
-    for name, pipeline in SEAM_TESTED.items():
-        table.add_row(name, "any", "any", "seam tested, no preset", pipeline)
-    return table
+        lines.append(_model_line(model.name, size, str(model.steps), model.hub_id))
+    lines += [
+        "",
+        "x 2: two experts. mini, the embedded model, is tested with its trained weights,",
+        "the others with tiny random ones. Tested in that way too, without a preset:",
+    ]
+    return [*lines, *(f"{name:16s}  {pipeline}" for name, pipeline in SEAM_TESTED.items())]
+
+
+def _model_line(name: str, size: str, steps: str, hub_id: str) -> str:
+    return f"{name:16s}  {size:14s}  {steps:>5s}  {hub_id}"

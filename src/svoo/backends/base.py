@@ -1,4 +1,4 @@
-"""What a backend is."""
+"""What a backend is, and the memory that it may keep."""
 
 from __future__ import annotations
 
@@ -6,37 +6,66 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from svoo.core.needs import Needs
 from svoo.core.plan import BlockPlan
-from svoo.core.terms import FarTerms
 
 
 class Attention(NamedTuple):
     """Output `[B, H, N, D]` in the inputs' dtype and, if asked for, the log-sum-exp of the logits
     `[B, H, N]`.
 
-    The log-sum-exp is natural, of scaled logits, compensation terms included, in at least float32.
+    The log-sum-exp is natural, of scaled logits, terms included, in at least float32.
     """
 
     output: Tensor
     lse: Tensor | None
 
 
-def why_no_far_terms(plan: BlockPlan) -> str | None:
-    """Return the refusal of backends that run no far terms, None for other plans."""
-    return "has no far terms" if isinstance(plan.terms, FarTerms) else None
+class Held(Protocol):
+    """Memory of a backend."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+
+
+class Workspace:
+    """Memory that backends keep from one call to the next, because taking it anew costs time.
+
+    It belongs to whoever makes it (a session, an applied pipeline) and goes when they `clear` it.
+    A call takes what it uses out of it, so several may run at once.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._held: dict[str, Held] = {}
+
+    def take(self, name: str) -> Held | None:
+        """Return what was left under a name, which is then the caller's alone, or None."""
+        return self._held.pop(name, None)
+
+    def leave(self, name: str, held: Held) -> None:
+        """Keep memory under a name for the next call, in place of what was left there before."""
+        self._held[name] = held
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._held.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept."""
+        return sum(held.nbytes for held in tuple(self._held.values()))
 
 
 class Backend(Protocol):
     """Runs a plan; knows nothing of budgets or video."""
 
     name: str
+    needs: Needs
 
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
         """Return why this call cannot run here, or None if it can; never waits for the device."""
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of device memory kept between calls."""
 
     def run(
         self,
@@ -47,6 +76,7 @@ class Backend(Protocol):
         *,
         scale: float,
         return_lse: bool,
+        workspace: Workspace,
     ) -> Attention:
         """Attend from query `[B, H, N, D]` to key and value `[B, H, M, D]`, both in the original
         token order."""

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from svoo.backends.base import Attention, why_no_far_terms
+from svoo.backends.base import Attention, Workspace
+from svoo.core.needs import Needs
 from svoo.core.plan import BlockPlan
-from svoo.core.terms import compensated
+from svoo.core.terms import MeanTerms, compensated
 from svoo.core.validate import accumulation_dtype
 from svoo.kernels.cpp.threads import find_threads
 
@@ -29,19 +30,11 @@ class BlockedBackend:
     """Runs any plan on any device; fast on the CPU, where threads share out the query blocks."""
 
     name = "blocked"
+    needs = Needs(terms=(MeanTerms,))
 
-    def __init__(self) -> None:
-        """Take no memory yet."""
-        self._spare: list[_Space] = []
-
-    def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:  # noqa: ARG002 (any tokens)
-        """Return the one thing that it has not: torch is all it needs."""
-        return why_no_far_terms(plan)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of the buffers that the last call left."""
-        return sum(space.nbytes for space in self._spare)
+    def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
+        """Return which terms it has not: torch is all it needs."""
+        return self.needs.why_not(query, plan.terms)
 
     def run(
         self,
@@ -52,6 +45,7 @@ class BlockedBackend:
         *,
         scale: float,
         return_lse: bool,
+        workspace: Workspace,
     ) -> Attention:
         """Attend block by block, as many heads at a time as there are threads."""
         batch, heads, tokens, _ = query.shape
@@ -59,30 +53,28 @@ class BlockedBackend:
         lse_dtype = accumulation_dtype(query)
         lse = query.new_empty(batch, heads, tokens, dtype=lse_dtype) if return_lse else None
         threads = find_threads(torch.get_num_threads() if query.device.type == "cpu" else 1)
-        space = self._take_space(key, plan, threads.size)
+        space = _take_space(key, plan, threads.size, workspace)
         places = [(b, h) for b in range(batch) for h in range(heads)]
         prepare = partial(_Head, query, key, value, plan, output, lse)
         attend = partial(_attend_block, scale)
         threads.run(_Work(places, space.sources, prepare, attend).take_part, space.rooms)
         if query.device.type == "cpu":
-            self._spare[:] = [space]
+            workspace.leave(self.name, space)
         return Attention(output, lse)
 
-    def _take_space(self, key: Tensor, plan: BlockPlan, workers: int) -> _Space:
-        """Return memory that fits a call: what the last one left, or new.
 
-        It is kept because new pages cost a tenth of a call; only the last call's, and only on the
-        CPU.
-        """
-        means = 0 if plan.terms is None else plan.keep.shape[3]
-        shape = key.shape, means, workers, key.dtype, key.device
-        try:
-            space = self._spare.pop()
-        except IndexError:  # the first call, or another one runs at the same time
-            space = None
-        if space is None or space.shape != shape:
-            space = _Space(key, means, workers, shape)
+def _take_space(key: Tensor, plan: BlockPlan, workers: int, workspace: Workspace) -> _Space:
+    """Return memory that fits a call: what the last one left, or new.
+
+    It is kept because new pages cost a tenth of a call; only the last call's, and only on the CPU.
+    """
+    means = 0 if plan.terms is None else plan.keep.shape[3]
+    shape = key.shape, means, workers, key.dtype, key.device
+    space = workspace.take(BlockedBackend.name)
+    if isinstance(space, _Space) and space.shape == shape:
         return space
+    del space  # before new memory is taken
+    return _Space(key, means, workers, shape)
 
 
 class _Room:

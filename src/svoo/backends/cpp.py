@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from svoo.backends.base import Attention, why_no_far_terms
-from svoo.core.layout import dense_rows
+from svoo.backends.base import Attention, Workspace
+from svoo.core.layout import dense_rows, empty_rows, plain
 from svoo.core.plan import BlockPlan
-from svoo.core.terms import compensated
-from svoo.kernels.cpp import bindings, why_no_cpp
+from svoo.core.terms import MeanTerms, compensated
+from svoo.kernels.cpp import NEEDS, bindings, why_no_cpp
 
 
 class CppBackend:
@@ -20,13 +22,13 @@ class CppBackend:
     """
 
     name = "cpp"
-    workspace_bytes = 0
+    needs = replace(NEEDS, terms=(MeanTerms,))
 
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
         """Return what the kernel needs and does not have."""
         if plan.keep.device != query.device:
             return f"needs a plan on {query.device}, got one on {plan.keep.device}"
-        return why_no_far_terms(plan) or why_no_cpp(query)
+        return self.needs.why_not(query, plan.terms) or why_no_cpp(query)
 
     def run(
         self,
@@ -37,20 +39,21 @@ class CppBackend:
         *,
         scale: float,
         return_lse: bool,
+        workspace: Workspace,  # noqa: ARG002 (keeps nothing)
     ) -> Attention:
         """Attend in one kernel that finds the tokens itself; threads share out the queries."""
         batch, heads, queries, size = query.shape
         query, key, value = (dense_rows(tokens) for tokens in (query, key, value))
-        output = torch.empty_like(query)
+        output = empty_rows(query)
         lse = query.new_empty(query.shape[:3], dtype=torch.float32) if return_lse else None
         means, marked = None, compensated(plan.terms)
         if marked is not None:
             means = query.new_empty(*plan.key_sizes.shape, 2 * size + 1, dtype=torch.float32)
         indices = [  # held here, because a copy has to live as long as the call
-            None if tensor is None else tensor.long().contiguous()
+            None if tensor is None else plain(tensor.long())
             for tensor in (plan.query_order, plan.key_order, plan.query_sizes, plan.key_sizes)
         ]
-        marks = [None if tensor is None else tensor.contiguous() for tensor in (plan.keep, marked)]
+        marks = [None if tensor is None else plain(tensor) for tensor in (plan.keep, marked)]
         call = bindings.Attention(
             *(bindings.point_to(tokens) for tokens in (query, key, value, output)),
             *(_address(tensor) for tensor in (lse, means, *indices, *marks)),

@@ -15,60 +15,36 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from svoo.backends.base import Attention
+from svoo.backends.base import Attention, Workspace
+from svoo.core.needs import Needs, Package
 from svoo.core.plan import BlockPlan
-from svoo.kernels.triton import why_no_kernels
+from svoo.kernels.triton import NEEDS
 
-HEAD_SIZES = (64, 128, 256)
-DTYPES = (torch.bfloat16, torch.float16)
-VERSIONS = ((0, 6), (0, 7))  # those whose signature this was written for
 _WORKSPACE_BYTES = 128 << 20  # as its documentation advises
 _MOST_ROWS = 32_768  # query blocks in one plan: FlashInfer 0.6 has a buffer of that length
 _LONGEST_LIST = 1 << 25  # kept key tokens in one plan; each takes some 40 bytes while planning
 
 
 class FlashInferBackend:
-    """Runs plans of bfloat16 and float16 tokens on a CUDA device; the terms of left-out blocks come
+    """Runs plans of bfloat16 and float16 tokens on a CUDA device; terms of left-out blocks come
     from our Triton kernel and are merged in."""
 
     name = "flashinfer"
 
+    needs = Needs(
+        device="cuda",
+        dtypes=(torch.bfloat16, torch.float16),
+        head_sizes=(64, 128, 256),
+        package=Package(
+            "flashinfer", "flashinfer-python", "pip install flashinfer-python", ("0.6", "0.7")
+        ),
+        tool="nvcc or flashinfer-jit-cache",
+        for_terms=NEEDS,
+    )
+
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
         """Return what is missing, or what FlashInfer has no kernel for."""
-        try:
-            version = metadata.version("flashinfer-python")
-        except metadata.PackageNotFoundError:
-            return "needs flashinfer, which is not installed: pip install flashinfer-python"
-        if not any(version.startswith(f"{major}.{minor}.") for major, minor in VERSIONS):
-            known = " or ".join(f"{major}.{minor}" for major, minor in VERSIONS)
-            return f"needs flashinfer-python {known}, got {version}"
-        if query.device.type != "cuda":
-            return f"needs a CUDA tensor, got {query.device}"
-        if query.dtype not in DTYPES:
-            return f"runs bfloat16 and float16, got {str(query.dtype).removeprefix('torch.')}"
-        if query.shape[3] not in HEAD_SIZES:
-            return f"runs head sizes {', '.join(map(str, HEAD_SIZES))}, got {query.shape[3]}"
-        if plan.terms is not None and (reason := why_no_kernels(query)) is not None:
-            return f"has no terms, and the kernel that would add them {reason}"
-        return why_no_build()
-
-    def __init__(self) -> None:
-        """Start without a workspace: it is made at the first run on a device, then kept."""
-        self._wrappers: dict[torch.device, Any] = {}
-
-    def _wrapper(self, device: torch.device) -> Any:  # noqa: ANN401 (flashinfer has no types)
-        import flashinfer
-
-        if device not in self._wrappers:
-            workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-            wrapper = flashinfer.VariableBlockSparseAttentionWrapper(workspace)
-            self._wrappers[device] = wrapper
-        return self._wrappers[device]
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of the workspaces, one a device."""
-        return len(self._wrappers) * _WORKSPACE_BYTES
+        return self.needs.why_not(query, plan.terms) or why_no_build()
 
     def run(
         self,
@@ -79,6 +55,7 @@ class FlashInferBackend:
         *,
         scale: float,
         return_lse: bool,
+        workspace: Workspace,
     ) -> Attention:
         """Plan and run as many heads at a time as the index lists allow; batch counts as heads."""
         queries, keys, values = (
@@ -93,7 +70,8 @@ class FlashInferBackend:
         outputs, lses = [], []
         # Its `plan` waits for the current device only, and copies on that one's stream.
         with torch.cuda.device_of(query):
-            wrapper = self._wrapper(query.device)
+            held = _take_wrapper(query.device, workspace)
+            wrapper = held.wrapper
             for part in _parts(blocks):
                 count = part.stop - part.start
                 wrapper.plan(
@@ -110,6 +88,7 @@ class FlashInferBackend:
                 output, lse = wrapper.run(queries[part], keys[part], values[part], return_lse=True)
                 outputs.append(output)
                 lses.append(lse * math.log(2))  # theirs is binary
+        workspace.leave(_name(query.device), held)
         output = plan.restore_queries(torch.cat(outputs).view(query.shape))
         lse = plan.restore_queries(torch.cat(lses).view(query.shape[:3]))
         if plan.terms is not None:
@@ -131,6 +110,28 @@ def why_no_build() -> str | None:
                 "toolkit, or flashinfer-jit-cache"
             )
     return None
+
+
+class _Held(NamedTuple):
+    """FlashInfer's wrapper with the memory that it was given."""
+
+    wrapper: Any  # flashinfer has no types
+    nbytes: int
+
+
+def _name(device: torch.device) -> str:
+    return f"flashinfer on {device}"
+
+
+def _take_wrapper(device: torch.device, workspace: Workspace) -> _Held:
+    """Return the wrapper that the last call on this device left, or a new one."""
+    held = workspace.take(_name(device))
+    if isinstance(held, _Held):
+        return held
+    import flashinfer
+
+    memory = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    return _Held(flashinfer.VariableBlockSparseAttentionWrapper(memory), _WORKSPACE_BYTES)
 
 
 class _Blocks(NamedTuple):

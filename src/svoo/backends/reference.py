@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from svoo.backends.base import Attention
+from svoo.backends.base import Attention, Workspace
+from svoo.core.needs import Needs
 from svoo.core.plan import BlockPlan
 from svoo.core.terms import MeanTerms
 from svoo.core.validate import accumulation_dtype
@@ -18,11 +19,11 @@ class ReferenceBackend:
     """Runs any plan on any device, slowly; the other backends are tested against it."""
 
     name = "reference"
-    workspace_bytes = 0
+    needs = Needs()
 
-    def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:  # noqa: ARG002 (never refuses)
-        """Return None: it runs everywhere."""
-        return None
+    def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
+        """Return None: it runs everything."""
+        return self.needs.why_not(query, plan.terms)
 
     def run(
         self,
@@ -33,6 +34,7 @@ class ReferenceBackend:
         *,
         scale: float,
         return_lse: bool,
+        workspace: Workspace,  # noqa: ARG002 (keeps nothing)
     ) -> Attention:
         """Attend over the kept pairs; each term (see `svoo.core.terms`) is one more key."""
         dtype = accumulation_dtype(query)

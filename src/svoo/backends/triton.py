@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from svoo.backends.base import Attention
+from svoo.backends.base import Attention, Workspace
 from svoo.core.plan import BlockPlan
-from svoo.kernels.triton import why_no_kernels
+from svoo.kernels.triton import NEEDS
 
 
 class TritonBackend:
@@ -14,11 +14,11 @@ class TritonBackend:
     run."""
 
     name = "triton"
-    workspace_bytes = 0
+    needs = NEEDS
 
-    def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:  # noqa: ARG002 (any plan)
+    def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
         """Return what the kernels need and do not have."""
-        return why_no_kernels(query)
+        return self.needs.why_not(query, plan.terms)
 
     def run(
         self,
@@ -29,6 +29,7 @@ class TritonBackend:
         *,
         scale: float,
         return_lse: bool,
+        workspace: Workspace,  # noqa: ARG002 (keeps nothing)
     ) -> Attention:
         """Attend in one kernel that gathers the tokens itself."""
         from svoo.kernels.triton.sparse import sparse_attention

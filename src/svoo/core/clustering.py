@@ -1,5 +1,5 @@
-"""Grouping of query and key tokens: the paper's co-clustering in inner-product form, and k-means
-beside it.
+"""Grouping of query and key tokens: the paper's co-clustering in inner-product form (k-means is
+in `core.kmeans`).
 
 Algorithm 1 of the paper assigns a key to the centroid whose *normalised affinity vector* is
 nearest: with P = K Cq^T and Pbar = Ck Cq^T, both scaled to unit rows, it takes argmin_j |P_n -
@@ -37,12 +37,14 @@ class Clusters:
     """One side's clusters: labels `[B, H, N]` (int64), centroids `[B, H, C, D]`, sizes `[B, H, C]`
     (int64).
 
-    An empty cluster has size 0 and a centroid that nothing should read.
+    An empty cluster has size 0 and a centroid that nothing should read. `order` `[B, H, N]` is the
+    stable order that brings labels together, where it was needed anyway.
     """
 
     labels: Tensor
     centroids: Tensor
     sizes: Tensor
+    order: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,14 @@ Implementation = Literal["auto", "triton", "cpp", "torch"]
 def default_clusters(tokens: int, fineness: float = 1.0) -> tuple[int, int]:
     """Return the query and key cluster counts for a number of tokens: 256 and 1024 at 75,600,
     fewer below, times `fineness`."""
-    part = fineness * min(1.0, tokens / _FULL_SIZE_TOKENS)
-    query, key = (min(tokens, max(1, round(count * part))) for count in (256, 1024))
+    query, key = (scale_clusters(fineness * count, tokens) for count in (256, 1024))
     return query, key
+
+
+def scale_clusters(count: float, tokens: int) -> int:
+    """Return how many clusters tokens get where 75,600 get `count`: as many above, fewer below,
+    never more than tokens."""
+    return min(tokens, max(1, round(count * min(1.0, tokens / _FULL_SIZE_TOKENS))))
 
 
 @inference_only
@@ -93,60 +100,22 @@ def co_cluster(
     rounds W too, to bfloat16 or float16), "cpp" on the CPU, "torch" anywhere; "auto" takes the
     first that can run.
     """
-    query_centroids, key_centroids = _start(
+    query_centroids, key_centroids = start_centroids(
         query, key, query_clusters, key_clusters, iterations, initial, generator, check=check
     )
-    by = _choose(query, implementation)
+    by = choose_implementation(query, implementation)
     query_side, key_side = query_centroids, key_centroids
     clusters = None
     for _ in range(iterations):
         key_labels = _assign_by_affinity(key, key_side, query_side, by=by)
-        keys = _update_centroids(key, key_labels, key_side, by=by)
+        keys = update_centroids(key, key_labels, key_side, by=by)
         key_side = keys.centroids
         query_labels = _assign_by_affinity(query, query_side, key_side, by=by)
-        queries = _update_centroids(query, query_labels, query_side, by=by)
+        queries = update_centroids(query, query_labels, query_side, by=by)
         query_side = queries.centroids
         clusters = CoClusters(queries, keys)
     assert clusters is not None  # iterations >= 1 was checked
     return clusters
-
-
-@inference_only
-def k_means(
-    query: Tensor,
-    key: Tensor,
-    query_clusters: int,
-    key_clusters: int,
-    *,
-    iterations: int = 2,
-    initial: Centroids | None = None,
-    generator: torch.Generator | None = None,
-    check: bool = True,
-    implementation: Implementation = "auto",
-) -> CoClusters:
-    """Group each side by Euclidean distance on its own: SVG2's partition, the paper's "w/o On"
-    ablation.
-
-    Shapes, start, empty clusters and `implementation` as in `co_cluster`.
-    """
-    centroids = _start(
-        query, key, query_clusters, key_clusters, iterations, initial, generator, check=check
-    )
-    by = _choose(query, implementation)
-    sides = []
-    for tokens, start in zip((query, key), centroids, strict=True):
-        centres, side = start, None
-        for _ in range(iterations):
-            # argmin |x - c|^2 = argmax <x, c> - |c|^2 / 2
-            bias = -0.5 * centres.square().sum(dim=-1)
-            labels = _assign(tokens, _centred(centres), bias, by=by)
-            if by == "torch":
-                labels = _first_alike(centres, labels)
-            side = _update_centroids(tokens, labels, centres, by=by)
-            centres = side.centroids
-        assert side is not None
-        sides.append(side)
-    return CoClusters(*sides)
 
 
 @inference_only
@@ -161,12 +130,12 @@ def from_labels(
     ):
         shape = (*tokens.shape[:2], count, tokens.shape[3])
         empty = torch.zeros(shape, dtype=accumulation_dtype(tokens), device=tokens.device)
-        by = _choose(tokens, "auto")
-        sides.append(_update_centroids(tokens, labels.long(), empty, by=by))
+        by = choose_implementation(tokens, "auto")
+        sides.append(update_centroids(tokens, labels.long(), empty, by=by))
     return CoClusters(*sides)
 
 
-def _choose(tokens: Tensor, implementation: Implementation) -> Implementation:
+def choose_implementation(tokens: Tensor, implementation: Implementation) -> Implementation:
     """Return the implementation to run: never another than the one asked for."""
     if implementation not in get_args(Implementation):
         known = ", ".join(get_args(Implementation))
@@ -185,7 +154,7 @@ def _choose(tokens: Tensor, implementation: Implementation) -> Implementation:
     return "torch"
 
 
-def _start(
+def start_centroids(
     query: Tensor,
     key: Tensor,
     query_clusters: int,
@@ -236,13 +205,13 @@ def _assign_by_affinity(
     tokens: Tensor, centroids: Tensor, others: Tensor, *, by: Implementation
 ) -> Tensor:
     """Return the label `[B, H, N]` of the centroid that `others` see most as they see a token."""
-    labels = _assign(tokens, _affinity_weights(centroids, others), by=by)
+    labels = assign_tokens(tokens, _affinity_weights(centroids, others), by=by)
     if others.shape[2] == 1:  # it sees 1, 0 or -1, so most clusters tie
-        return _first_alike(_unit_rows(centroids @ others.transpose(2, 3)), labels)
-    return _first_alike(centroids, labels) if by == "torch" else labels
+        return first_alike(_unit_rows(centroids @ others.transpose(2, 3)), labels)
+    return first_alike(centroids, labels) if by == "torch" else labels
 
 
-def _first_alike(rows: Tensor, labels: Tensor) -> Tensor:
+def first_alike(rows: Tensor, labels: Tensor) -> Tensor:
     """Give tokens with the label of a row of `[B, H, C, F]` to the first row that equals it.
 
     torch's matrix product may round equal columns differently, and then a later one wins; our own
@@ -261,10 +230,10 @@ def _first_alike(rows: Tensor, labels: Tensor) -> Tensor:
 def _affinity_weights(centroids: Tensor, others: Tensor) -> Tensor:
     """Return W = norm(C O^T) O, `[B, H, C, D]`: what to multiply a token with to compare
     affinities to `others`."""
-    return _centred(_unit_rows(centroids @ others.transpose(2, 3)) @ others)
+    return centred(_unit_rows(centroids @ others.transpose(2, 3)) @ others)
 
 
-def _centred(weights: Tensor) -> Tensor:
+def centred(weights: Tensor) -> Tensor:
     """Subtract the mean over clusters from `[B, H, C, D]`: one constant a token, so the arg-max
     stays, and less is lost where a product is rounded to tf32 or bf16. float64 has no need."""
     if weights.dtype == torch.float64:
@@ -281,7 +250,7 @@ def _unit_rows(rows: Tensor) -> Tensor:
     return rows / length.where(length > 0, 1)
 
 
-def _assign(
+def assign_tokens(
     tokens: Tensor, weights: Tensor, bias: Tensor | None = None, *, by: Implementation
 ) -> Tensor:
     """Return argmax_j <token, weights_j> + bias_j, `[B, H, N]`, in chunks; the first of equals
@@ -316,15 +285,15 @@ def _assign(
     return labels.view(batch, heads, count)
 
 
-def _update_centroids(
+def update_centroids(
     tokens: Tensor, labels: Tensor, centroids: Tensor, *, by: Implementation
 ) -> Clusters:
     """Return the clusters that labels make: sizes, and means in the centroids' dtype; empty ones
     keep theirs."""
     if by == "triton":
-        from svoo.kernels.triton.centroids import update_centroids
+        from svoo.kernels.triton.centroids import update_centroids as by_triton
 
-        return Clusters(labels, *update_centroids(tokens, labels, centroids))
+        return Clusters(labels, *by_triton(tokens, labels, centroids))
     if by == "cpp":
         return Clusters(labels, *cpp.update_centroids(tokens, labels, centroids))
     batch, heads, _, size = tokens.shape

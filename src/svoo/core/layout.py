@@ -106,6 +106,22 @@ def to_tokens_first(x_BHND: Tensor) -> Tensor:
 
 
 def dense_rows(tokens: Tensor) -> Tensor:
-    """Return tokens `[..., D]` with each row's numbers side by side; copies only if they are
-    not."""
+    """Return tokens `[..., D]` as a kernel can read them: each row's numbers side by side, and no
+    sign still to be changed; copies only if they are not so."""
+    tokens = tokens.resolve_neg()
     return tokens if tokens.stride(-1) == 1 else tokens.contiguous()
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Return a tensor as a kernel can read it: all numbers in order, and no sign still to be
+    changed; copies only if they are not so."""
+    return tensor.resolve_neg().contiguous()
+
+
+def empty_rows(tokens: Tensor) -> Tensor:
+    """Return new memory of the shape of tokens `[..., D]`, each row's numbers side by side, the
+    axes as the tokens have them where that goes together."""
+    output = torch.empty_like(tokens)
+    if output.stride(-1) == 1:
+        return output
+    return torch.empty_like(tokens, memory_format=torch.contiguous_format)

@@ -44,6 +44,10 @@ class BlockPlan:
         """Count the tokens, and refuse a plan that contradicts itself."""
         if self.check:
             check_tensors(self)
+        for name in ("query_order", "key_order", "query_sizes", "key_sizes"):
+            numbers: Tensor | None = getattr(self, name)
+            if numbers is not None and numbers.is_neg():  # torch itself misreads these
+                object.__setattr__(self, name, numbers.resolve_neg())
         for side in ("query", "key"):
             if not getattr(self, f"{side}_tokens"):
                 order, sizes = getattr(self, f"{side}_order"), getattr(self, f"{side}_sizes")
@@ -157,9 +161,12 @@ def plan_from_clusters(
     """Make a plan from clusters of the video tokens and keep `[B, H, Cq, Ck]`, with mean terms or
     none, and the text and padding of a layout."""
     terms = MeanTerms(clusters.key.sizes > 0) if compensate else None
-    plan = BlockPlan.from_labels(
-        clusters.query.labels, clusters.key.labels, keep, terms, check=False
+    query_order, key_order = (
+        _sort_labels(side.labels, side.sizes.shape[2])[0] if side.order is None else side.order
+        for side in (clusters.query, clusters.key)
     )
+    query_sizes, key_sizes = clusters.query.sizes, clusters.key.sizes
+    plan = BlockPlan(query_order, key_order, query_sizes, key_sizes, keep, terms, check=False)
     return plan if layout is None else add_text(plan, layout, check=False)
 
 
@@ -218,7 +225,7 @@ def _sort_labels(labels: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
     blocks]`."""
     if labels.device.type == "cpu" and blocks <= 2**15:
         # numpy sorts 16-bit integers digit by digit, which torch does not.
-        narrow = labels.to(torch.int16).numpy()
+        narrow = labels.to(torch.int16).resolve_neg().numpy()
         order = torch.from_numpy(narrow.argsort(axis=-1, kind="stable"))
     else:
         order = labels.sort(dim=-1, stable=True).indices

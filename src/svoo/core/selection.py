@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from svoo.core.clustering import CoClusters
 from svoo.core.validate import check_budgets, check_mass, default_scale, inference_only
+
+_WHOLE = 1 << 40
 
 BudgetUnit = Literal["tokens", "clusters", "whole clusters"]
 """What a budget is a fraction of: key tokens; key clusters, rounded up or down."""
@@ -97,8 +100,8 @@ def select_blocks(
     order = _falling_order(ranking)
     non_empty = (sizes > 0).sum(dim=-1)  # [B, H, 1]
     if mass < 1:
-        reached = coarse.gather(-1, order).cumsum(dim=-1)
-        count = ((reached < mass).sum(dim=-1) + 1).minimum(non_empty)
+        reached = _whole(coarse).gather(-1, order).cumsum(dim=-1)
+        count = ((reached < math.ceil(mass * _WHOLE)).sum(dim=-1) + 1).minimum(non_empty)
     else:
         count = non_empty.expand(order.shape[:3])
     if budgets is not None:
@@ -111,6 +114,32 @@ def select_blocks(
     return torch.zeros_like(order, dtype=torch.bool).scatter_(
         -1, order, ranks < count.unsqueeze(-1)
     )
+
+
+def count_blocks(sparsity: float, blocks: int) -> int:
+    """Return how many of so many blocks are kept at a sparsity: rounded up, at least one."""
+    return max(1, math.ceil((1 - sparsity) * blocks - 1e-9))
+
+
+def keep_best(scores: Tensor, count: int | Tensor) -> Tensor:
+    """Return the `count` largest of scores `[..., C]` (one number, or one for each row `[...]`) as
+    bool `[..., C]`; of equal ones the first."""
+    order = _falling_order(scores)
+    ranks = torch.arange(order.shape[-1], device=order.device)
+    first = ranks < (count.unsqueeze(-1) if isinstance(count, Tensor) else count)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, first.expand_as(order))
+
+
+def keep_mass(weights: Tensor, mass: float, least: int = 1) -> Tensor:
+    """Return the largest of weights `[..., C]` while the sum before an entry is below `mass` of
+    the row's, and at least so many, as bool `[..., C]`; of equal ones the first."""
+    order = _falling_order(weights)
+    total = weights.sum(dim=-1, keepdim=True)
+    shares = _whole(weights / total.where(total > 0, 1)).gather(-1, order)
+    before = shares.cumsum(dim=-1) - shares
+    ranks = torch.arange(order.shape[-1], device=order.device)
+    first = (before < math.ceil(mass * _WHOLE)) | (ranks < least)
+    return torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, order, first)
 
 
 def _falling_order(ranking: Tensor) -> Tensor:
@@ -126,6 +155,12 @@ def _falling_order(ranking: Tensor) -> Tensor:
     rank = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()
     places = torch.arange(blocks, device=ranking.device)
     return torch.from_numpy(np.sort((places - (rank << 16)).numpy(), axis=-1)) & 0xFFFF
+
+
+def _whole(weights: Tensor) -> Tensor:
+    """Return weights in [0, 1] as whole numbers: their sums are the same in any order, on every
+    device, and allowed where torch is told to be deterministic."""
+    return (weights * _WHOLE).round().long()
 
 
 def _allowed(budget: Tensor, sizes: Tensor, order: Tensor, unit: BudgetUnit) -> Tensor:

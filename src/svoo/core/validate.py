@@ -12,22 +12,50 @@ from torch import Tensor
 
 from svoo.errors import ConfigError, NonFiniteError, ShapeError
 
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
 def inference_only(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Run a function of tensors without gradients and outside autocast, which would round what has
-    to be accumulated in float32."""
+    """Run a function of tensors without gradients, outside autocast (which would round what has
+    to be accumulated in float32), and outside the graphs of `torch.compile`."""
+
+    def call(*given: Given.args, **named: Given.kwargs) -> Result:
+        tensors = (value for value in (*given, *named.values()) if isinstance(value, Tensor))
+        kind = next((tensor.device.type for tensor in tensors), "cpu")
+        known = kind if torch.amp.is_autocast_available(kind) else "cpu"
+        with torch.no_grad(), torch.autocast(known, enabled=False):
+            return function(*given, **named)
 
     @wraps(function)
     def run(*given: Given.args, **named: Given.kwargs) -> Result:
-        devices = (getattr(value, "device", None) for value in (*given, *named.values()))
-        kind = next((device.type for device in devices if device is not None), "cpu")
-        with torch.no_grad(), torch.autocast(kind, enabled=False):
-            return function(*given, **named)
+        if torch.compiler.is_compiling():  # asked here, because `disable` imports the compiler
+            outside: Callable[Given, Result] = torch.compiler.disable(call)
+            return outside(*given, **named)
+        return call(*given, **named)
 
     return run
+
+
+def check_type(name: str, value: object, *types: type, advice: str = "") -> None:
+    """Refuse a value that is of none of these types; `advice` says what to write instead."""
+    if not isinstance(value, types):
+        wanted = " or ".join(kind.__name__ for kind in types)
+        more = f": {advice}" if advice else ""
+        raise ConfigError(f"{name} must be a {wanted}, got {type(value).__name__}{more}")
+
+
+def check_tensor(name: str, tensor: object) -> None:
+    """Refuse what is no plain tensor with numbers in it."""
+    if not isinstance(tensor, Tensor):
+        raise ShapeError(
+            f"{name} must be a torch.Tensor, got {type(tensor).__name__}: use torch.as_tensor(...)"
+        )
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
+        raise ShapeError(
+            f"{name} must be a dense tensor with numbers, got {tensor.layout} on {tensor.device}"
+        )
 
 
 def check_tokens(
@@ -40,13 +68,15 @@ def check_tokens(
     """
     given = {"query": query, "key": key} | ({} if value is None else {"value": value})
     for name, tensor in given.items():
+        check_tensor(name, tensor)
         if tensor.ndim != 4:
             raise ShapeError(
                 f"{name} must be [batch, heads, tokens, head size], got {tensor.ndim} axes: "
                 f"{_shape(tensor)}"
             )
-        if not tensor.is_floating_point():
-            raise ShapeError(f"{name} must be floating point, got {tensor.dtype}")
+        if tensor.dtype not in DTYPES:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise ShapeError(f"{name} must be floating point ({names}), got {tensor.dtype}")
         if 0 in tensor.shape:
             raise ShapeError(f"{name} has an empty axis: {_shape(tensor)}")
         if (tensor.dtype, tensor.device) != (query.dtype, query.device):
@@ -79,6 +109,7 @@ def check_mass(*masses: float) -> None:
 def check_budgets(budgets: Tensor, batch: int, heads: int, *, values: bool = True) -> None:
     """Refuse budgets that are not `[H]` or `[B, H]` or (if `values`, which waits for the device)
     not in [0, 1]."""
+    check_tensor("budgets", budgets)
     if budgets.shape not in ((heads,), (batch, heads)):
         raise ShapeError(f"budgets must be [{heads}] or [{batch}, {heads}], got {_shape(budgets)}")
     if values and not bool(((budgets >= 0) & (budgets <= 1)).all()):  # false for NaN too
@@ -90,7 +121,11 @@ def check_budgets(budgets: Tensor, batch: int, heads: int, *, values: bool = Tru
 
 def default_scale(query: Tensor, scale: float | None) -> float:
     """Return the logit scale: the given one, else 1 / sqrt(head size)."""
-    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if scale is None:
+        return 1 / math.sqrt(query.shape[-1])
+    if not isinstance(scale, float | int) or not math.isfinite(scale):
+        raise ConfigError(f"scale must be a finite number, got {scale!r}")
+    return float(scale)
 
 
 def accumulation_dtype(tensor: Tensor) -> torch.dtype:

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from svoo.errors import ConfigError
 from svoo.methods.base import MethodConfig
+from svoo.methods.bsa import BSAConfig
 from svoo.methods.dense import DenseConfig
+from svoo.methods.draft import DraftAttentionConfig
+from svoo.methods.svg2 import SVG2Config
 from svoo.methods.svoo.config import SVOOConfig
+from svoo.methods.vsa import VSAConfig
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,36 @@ METHODS: tuple[MethodRow, ...] = (
         "SVOO, ICML 2026",
         "blocks of clusters, as many as each head needs",
         "one term per left-out block",
+    ),
+    MethodRow(
+        "draft",
+        DraftAttentionConfig,
+        "DraftAttention, arXiv 2505.14708",
+        "blocks above one threshold per head of pooled attention",
+        "dropped",
+    ),
+    MethodRow(
+        "vsa",
+        VSAConfig,
+        "VSA, arXiv 2505.13389",
+        "the best 3-D tiles by their means",
+        "dropped",
+        trained=True,
+    ),
+    MethodRow(
+        "bsa",
+        BSAConfig,
+        "BSA, arXiv 2509.01085",
+        "3-D tiles that cover a mass, as the tile's unlike queries see it",
+        "dropped",
+        trained=True,
+    ),
+    MethodRow(
+        "svg2",
+        SVG2Config,
+        "Sparse VideoGen2, arXiv 2505.18875",
+        "blocks of k-means clusters that cover a mass",
+        "dropped",
     ),
 )
 PRESETS = ("paper", "release")  # SVOO's, accepted as names of methods

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from svoo.catalogue import find_model
 from svoo.methods.base import Call, Dense, MethodConfig
 
 
@@ -28,3 +30,15 @@ def warm_up(config: MethodConfig, steps: int, call: Call) -> Dense | None:
     if call.layer < config.dense_layers:
         return Dense(f"the first {config.dense_layers} layers are dense", planned=True)
     return None
+
+
+def sparse_videogen_warm_up(model: str) -> dict[str, Any]:
+    """Return the warm-up of Sparse VideoGen's scripts (SVG1, SVG2, SVG-EAR) for a model: 10 of 50
+    steps, image to video 14 of 40 (Wan), HunyuanVideo 5 of 50, and the first layer."""
+    known = find_model(model)
+    steps = 0.2
+    if known.name.startswith("hunyuan"):
+        steps = 0.1
+    elif "i2v" in known.name:
+        steps = 0.35
+    return {"dense_steps": steps, "dense_layers": known.dense_layers}

@@ -61,12 +61,12 @@ def load(weights: Path = WEIGHTS, dtype: torch.dtype = torch.float32) -> MiniPip
     """Load the embedded model from the package; refuse a weight file that is not what was
     shipped."""
     check_weights(weights)
-    with _no_bars():
+    with no_bars():
         return MiniPipeline.from_pretrained(weights, dtype=dtype, local_files_only=True)
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
+def no_bars() -> Iterator[None]:
     """Keep the libraries' bars of a load that takes a second off the screen."""
     shown = [
         library

@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from svoo.errors import ConfigError
+from svoo.plugin.load import check_takes, open_pipeline, read_image
 from svoo.plugin.record import RecordConfig, record_profile
-from svoo.plugin.run import (
-    Request,
-    call_sizes,
-    check_image,
-    known_model,
-    open_pipeline,
-    read_image,
-)
+from svoo.plugin.request import Request, call_sizes, known_model
 from svoo.profiles.profile import Profile
 from svoo.storage import check_writable
 
@@ -23,18 +17,25 @@ MINI_PROMPTS = Path(__file__).parents[1] / "mini" / "prompts.txt"
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
+def read_prompts(path: Path) -> list[str]:
+    """Read one prompt per line of a UTF-8 file; empty lines and those that begin with # are
+    skipped."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the prompts {path}: {error}") from error
+    texts = [line for line in lines if line and not line.startswith("#")]
+    if not texts:
+        raise ConfigError(f"{path} holds no prompt; write one per line")
+    return texts
+
+
 def read_inputs(
     prompts: Path, images: Path | None = None, count: int | None = None
 ) -> list[dict[str, Any]]:
-    """Read one prompt a line (empty lines and those that begin with # are skipped) and, for
-    image-to-video, the pictures of a folder in the order of their names."""
-    try:
-        lines = [line.strip() for line in prompts.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the prompts {prompts}: {error}") from error
-    texts = [line for line in lines if line and not line.startswith("#")]
-    if not texts:
-        raise ConfigError(f"{prompts} holds no prompt; write one a line")
+    """Read prompts and, for image-to-video, the pictures of a folder in the order of their
+    names."""
+    texts = read_prompts(prompts)
     if count is not None and not 1 <= count <= len(texts):
         raise ConfigError(f"--inputs must be 1 to the {len(texts)} prompts of {prompts}: {count}")
     inputs: list[dict[str, Any]] = [{"prompt": text} for text in texts[:count]]
@@ -64,7 +65,7 @@ def record_by_name(
     check_writable(request.out)
     model = known_model(request.model)
     pipe = open_pipeline(request, model)
-    check_image(request, pipe, given="image" in inputs[0])
+    check_takes(request, pipe, image="image" in inputs[0])
     return record_profile(
         pipe,
         inputs,

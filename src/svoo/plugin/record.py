@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
-from importlib import metadata
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from svoo.core.density import gaussian_density, required_density
+from svoo.core.density import required_density
 from svoo.core.random import mix_seeds, seeded
 from svoo.core.validate import check_mass
 from svoo.errors import ConfigError, ProfileError
 from svoo.methods.base import Call
 from svoo.methods.dense import DenseConfig
 from svoo.plugin.adapters import find_transformers
-from svoo.plugin.apply import Handle, apply, is_applied, recognise
+from svoo.plugin.apply import Handle, apply, is_applied
+from svoo.plugin.provenance import describe_recording, say_rows
 from svoo.plugin.run import LoopTimer, call_pipeline
+from svoo.plugin.store import Store
 from svoo.profiles.profile import PROFILE_MASS, Profile
+from svoo.storage import locked
 
 MASSES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 ROWS = 640  # enough for a standard error of .01 of any entry
 EVERY = 3  # what a head needs changes little from step to step, and slowly
-_SIZES = {  # the pipelines' words and the profile's
-    "width": "width",
-    "height": "height",
-    "num_frames": "frames",
-    "num_inference_steps": "asked steps",
-    "guidance_scale": "guidance",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +37,13 @@ class RecordConfig:
 
     `rows` sampled query rows of each head (None: all; auto: `ROWS`, or all of a smaller video), in
     every `every`-th step, of the cond branch or of both (an input then gives two rows of the
-    table); `exact` sorts instead of counting in bins. `method="closed-form"` predicts from second
-    moments: `rows` and `exact` say nothing then.
+    table); `exact` sorts instead of counting in bins.
     """
 
     masses: Sequence[float] = MASSES
     rows: int | Literal["auto"] | None = "auto"
     every: int = EVERY
     branch: Literal["cond", "both"] = "cond"
-    method: Literal["measured", "closed-form"] = "measured"
     exact: bool = False
     seed: int = 0
 
@@ -78,22 +68,16 @@ class RecordConfig:
             raise ConfigError(f"every must be a whole number from 1, got {self.every}")
         if self.branch not in ("cond", "both"):
             raise ConfigError(f"branch must be cond or both, got {self.branch!r}")
-        if self.method not in ("measured", "closed-form"):
-            raise ConfigError(f"method must be measured or closed-form, got {self.method!r}")
 
     def measure(
         self, query: Tensor, key: Tensor, scale: float | None, seed: int
     ) -> tuple[Tensor, Tensor]:
         """Return density and standard error of query, key `[B, H, N, D]`, each `[B, H,
         masses]`."""
-        masses = list(self.masses)
-        if self.method == "closed-form":
-            value = gaussian_density(query, key, masses, scale=scale)
-            return value, torch.zeros_like(value)
         found = required_density(
             query,
             key,
-            mass=masses,
+            mass=list(self.masses),
             rows=self.count_rows(query.shape[2]),
             scale=scale,
             generator=seeded(seed),
@@ -139,24 +123,25 @@ def record_profile(
     wanted: list[dict[str, Any]] = [
         {"prompt": entry} if isinstance(entry, str) else dict(entry) for entry in inputs
     ]
-    request = _describe(pipe, wanted, measuring, call)
-    store = None if out is None else _Store(Path(out), request)
-    profile = store.begin(restart=restart) if store else None
-    per_input = 1 if measuring.branch == "cond" else 2
-    for index in range(profile.inputs // per_input if profile else 0, len(wanted)):
+    request = describe_recording(pipe, wanted, vars(measuring), call)
+    with nullcontext() if out is None else locked(Path(out)):
+        store = None if out is None else Store(Path(out), request)
+        profile = store.begin(restart=restart) if store else None
+        per_input = 1 if measuring.branch == "cond" else 2
+        for index in range(profile.inputs // per_input if profile else 0, len(wanted)):
 
-        def report(done: int, steps: int, before: int = index) -> None:
-            if on_step is not None:
-                on_step(before * steps + done, len(wanted) * steps)
+            def report(done: int, steps: int, before: int = index) -> None:
+                if on_step is not None:
+                    on_step(before * steps + done, len(wanted) * steps)
 
-        one = _record(pipe, call | wanted[index], index, measuring, request, report)
-        profile = one if profile is None else Profile.merge([profile, one])
+            one = _record(pipe, call | wanted[index], index, measuring, request, report)
+            profile = one if profile is None else Profile.merge([profile, one])
+            if store:
+                store.keep(profile)
+        assert profile is not None
         if store:
-            store.keep(profile)
-    assert profile is not None
-    if store:
-        store.finish(profile)
-    return profile
+            store.finish(profile)
+        return profile
 
 
 def _record(
@@ -246,16 +231,14 @@ class _Table:
             return flat.unflatten(0, (len(self.branches), len(steps), self.layers)).float()
 
         facts = {**request, "tokens": str(self.tokens), "steps": str(len(sigmas))}
-        measured = self.measuring.method == "measured"
-        if measured:
-            facts["rows"] = _say_rows(self.measuring.count_rows(self.tokens))
+        facts["rows"] = say_rows(self.measuring.count_rows(self.tokens))
         return Profile(
             stack(0),
             sigmas[steps],
             torch.tensor([self.stage[step] for step in steps]),
             torch.tensor(list(self.measuring.masses), dtype=torch.float64),
             facts,
-            stack(1) if measured else None,
+            stack(1),
         )
 
 
@@ -268,10 +251,6 @@ def _noise_levels(handle: Handle) -> Tensor:
     return sigmas
 
 
-def _say_rows(rows: int | str | None) -> str:
-    return "all" if rows is None else str(rows)
-
-
 def _branches(call: Call, batch: int) -> list[tuple[str, list[int]]]:
     """Return which samples of a batch belong to which branch of guidance."""
     names = [call.branch] * batch if isinstance(call.branch, str) else list(call.branch)
@@ -280,134 +259,3 @@ def _branches(call: Call, batch: int) -> list[tuple[str, list[int]]]:
     for place, name in enumerate(names):
         samples.setdefault(known.get(name, name), []).append(place)
     return [(name, places) for name, places in samples.items() if name in ("cond", "uncond")]
-
-
-class _Store:
-    """The file of a recording, and beside it what is done so far."""
-
-    def __init__(self, path: Path, request: Mapping[str, str]) -> None:
-        self.path = path
-        self.unfinished = path.with_name(path.name + ".unfinished")
-        self.request = request
-
-    def begin(self, *, restart: bool) -> Profile | None:
-        """Return what earlier runs of the same request have done; refuse those of another.
-
-        A restart that was itself interrupted goes on too: what is unfinished counts first.
-        """
-        if self.unfinished.exists():
-            try:
-                return self._read(self.unfinished)
-            except ProfileError:
-                if not restart:
-                    raise
-            self.unfinished.unlink()
-        return None if restart or not self.path.exists() else self._read(self.path)
-
-    def _read(self, path: Path) -> Profile:
-        """Return what a file holds if the same request began it; else say what to do."""
-        advice = "choose another output, or restart (--restart) to replace it"
-        try:
-            earlier = Profile.load(path)
-        except ProfileError as error:
-            raise ProfileError(f"{error}\n{advice}") from error
-        differences = [
-            f"  {name}: {earlier.provenance.get(name, 'unknown')} there, {fact} now"
-            for name, fact in self.request.items()
-            if earlier.provenance.get(name) != fact
-        ]
-        if differences:
-            lines = (f"{path} was begun by another request:", *differences, advice)
-            raise ProfileError("\n".join(lines))
-        return earlier
-
-    def keep(self, profile: Profile) -> None:
-        """Save what is done so far."""
-        profile.save(self.unfinished)
-
-    def finish(self, profile: Profile) -> None:
-        """Put the whole profile in its place."""
-        profile.save(self.path)
-        self.unfinished.unlink(missing_ok=True)
-
-
-def _describe(
-    pipe: Any,  # noqa: ANN401
-    inputs: list[dict[str, Any]],
-    measuring: RecordConfig,
-    call: Mapping[str, Any],
-) -> dict[str, str]:
-    """Return all that decides what a recording measures, as the provenance of its profile."""
-    model = recognise(pipe)
-    signature = inspect.signature(type(pipe).__call__).parameters
-    facts = {"model": model.name if model else _name(pipe), "weights": _hash_weights(pipe)}
-    # What begins with _ is diffusers' own: versions, and a list in the order of the hash seed.
-    settings = {name: fact for name, fact in pipe.scheduler.config.items() if name[0] != "_"}
-    facts["scheduler"] = f"{type(pipe.scheduler).__name__} {_hash(settings)}"
-    for name, fact in _SIZES.items():
-        default = signature[name].default if name in signature else None
-        given = {str({**call, **entry}.get(name, default)) for entry in inputs}
-        facts[fact] = given.pop() if len(given) == 1 else "varies"
-    shared = {name: value for name, value in call.items() if name not in _SIZES}
-    facts |= {
-        "method": measuring.method,
-        "masses": " ".join(f"{mass:g}" for mass in measuring.masses),
-        "every": str(measuring.every),
-        "branch": measuring.branch,
-        "seed": str(measuring.seed),
-        "inputs": " ".join(_hash(shared | entry) for entry in inputs),
-    }
-    if measuring.method == "measured":
-        facts["asked rows"] = _say_rows(measuring.rows)
-        facts["counted"] = "by sorting" if measuring.exact else "in bins"
-    for package in ("svoo", "torch", "diffusers"):
-        facts[package] = metadata.version(package)
-    return facts
-
-
-def _name(pipe: Any) -> str:  # noqa: ANN401
-    place = str(dict(getattr(pipe, "config", {})).get("_name_or_path") or "")
-    return Path(place).name or type(pipe).__name__  # never the path of somebody's machine
-
-
-def _hash(value: object) -> str:
-    return hashlib.sha256(_as_bytes(value)).hexdigest()[:12]
-
-
-def _as_bytes(value: object) -> bytes:
-    """Return bytes that tell a value from others in every process; refuse what has none."""
-    data: list[bytes]
-    if isinstance(value, Mapping):
-        items = sorted(value.items(), key=lambda item: str(item[0]))
-        kind, data = "mapping", [_as_bytes(part) for item in items for part in item]
-    elif isinstance(value, list | tuple):
-        kind, data = "list", [_as_bytes(part) for part in value]
-    elif isinstance(value, Image.Image):
-        kind = f"image {value.mode} {value.size}"
-        data = [value.tobytes(), bytes(value.getpalette() or ())]
-    elif isinstance(value, Tensor):
-        kind = f"tensor {value.dtype} {list(value.shape)}"
-        data = [value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()]
-    elif isinstance(value, np.ndarray | np.generic) and value.dtype != object:
-        kind, data = f"array {value.dtype} {value.shape}", [value.tobytes()]
-    elif value is None or isinstance(value, str | bytes | int | float | torch.dtype | Path):
-        kind, data = type(value).__name__, [repr(value).encode()]
-    else:
-        raise ConfigError(
-            f"a recording cannot have a {type(value).__name__} among its settings, for nobody "
-            "could tell whether it is the same when the recording goes on (seed= sets the noise)"
-        )
-    return b"".join(b"%d:%s" % (len(part), part) for part in (kind.encode(), *data))
-
-
-def _hash_weights(pipe: Any) -> str:  # noqa: ANN401
-    """Return a fingerprint of some numbers of every parameter: enough to tell a retrained
-    model."""
-    digest = hashlib.sha256()
-    for transformer, _ in find_transformers(pipe):
-        for value in transformer.parameters():
-            if value.is_meta:  # offloaded one by one: there is nothing to read
-                return "unknown"
-            some = value.detach().flatten()[:: max(1, value.numel() // 64)]
-            digest.update(some.float().cpu().numpy().tobytes())
-    return digest.hexdigest()[:12]

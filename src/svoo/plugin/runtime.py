@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svoo.backends import BACKENDS
+from svoo.backends import Workspace
 from svoo.core.layout import VideoLayout, to_heads_first, to_tokens_first
 from svoo.methods.base import Dense, MethodConfig
 from svoo.plugin.adapters import Adapter, Grid, count_heads, weigh_heads
@@ -104,6 +104,7 @@ class Runtime:
         self.calibrate = calibrate and profile is None
         self.small_stay_dense = small_stay_dense
         self.statistics = Statistics()
+        self.workspace = Workspace()  # of all videos; `forget` frees it
         self.observer: Observer | None = None
         self.session: Session | None = None
         self._forwards = 0
@@ -146,6 +147,7 @@ class Runtime:
             calibrate=self.calibrate,
             head_weights=self._head_weights,
             statistics=self.statistics,
+            workspace=self.workspace,
         )
         self.session.observer = self.observer
 
@@ -243,15 +245,13 @@ class Runtime:
     def state_bytes(self) -> int:
         """Bytes kept from one attention call to the next: what the method remembers, the sums of
         the statistics, and the workspaces of the backends in use."""
-        counters = self.statistics.layers.values()
-        used = {name for counter in counters for name in counter.backends}
-        workspaces = sum(b.workspace_bytes for b in BACKENDS if b.name in used)
         state = 0 if self.session is None else self.session.method.state_bytes
-        return state + self.statistics.nbytes + workspaces
+        return state + self.statistics.nbytes + self.workspace.nbytes
 
     def forget(self) -> None:
-        """Let go of what the present video's method remembers."""
+        """Let go of what the present video's method remembers, and of the backends' memory."""
         self.session = None
+        self.workspace.clear()
 
     def stats(self) -> RunStats:
         """Return what happened so far; waits for the device."""

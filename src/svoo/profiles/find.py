@@ -22,8 +22,7 @@ def find_profile(model: Model | None, layers: int, heads: int) -> Profile | None
                 profile = Profile.load(path)
             except ProfileError:
                 continue  # somebody else's file; one that is asked for by name is never skipped
-            facts = profile.provenance
-            if facts.get("model") == model.name and facts.get("method") != "closed-form":
+            if profile.provenance.get("model") == model.name:
                 try:
                     profile.check_fits(layers, heads)
                     profile.at_mass(PROFILE_MASS)

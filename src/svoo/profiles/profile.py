@@ -3,10 +3,7 @@ from."""
 
 from __future__ import annotations
 
-import csv
 import json
-import math
-import struct
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,21 +11,18 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from svoo.catalogue import find_model
 from svoo.core.validate import check_mass
 from svoo.errors import ConfigError, ProfileError
 from svoo.storage import write_atomically
 
 FORMAT = "svoo-profile-1"
 PROFILE_MASS = 0.95  # the mass that budgets are taken at, as in the paper
-MUST_AGREE = ("model", "width", "height", "frames", "method")  # of profiles to be merged
+MUST_AGREE = ("model", "width", "height", "frames")  # of profiles to be merged
 _AXES = "inputs, steps, layers, heads, masses"
-_TOKEN = (4, 16, 16)  # frames, rows and columns of pixels to a token of the authors' models
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,17 +191,16 @@ class Profile:
         """Read what `save` wrote; anything else is refused with what is wrong."""
         path = Path(path)
         try:
-            data = path.read_bytes()
-            tensors = load_tensors(data)
-            header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
-            stored = dict(json.loads(header.get("__metadata__", {}).get("svoo", "{}")))
+            with safe_open(path, "pt") as file:
+                # Copies: what is mapped from a file would change, or vanish, with it.
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+                stored = dict(json.loads((file.metadata() or {}).get("svoo", "{}")))
             facts = {str(name): str(fact) for name, fact in stored.items()}
         except OSError as error:
             raise ProfileError(f"cannot read the profile {path}: {error}") from error
         except (
             SafetensorError,
             ValueError,
-            struct.error,
             TypeError,
             AttributeError,
             KeyError,  # a number format that torch has not
@@ -235,60 +228,10 @@ class Profile:
 
     @classmethod
     def from_official_csv(cls, path: str | Path, model: str) -> Profile:
-        """Read one of the authors' tables (Step, Layer, Head, "Sparsity"), measured at mass 0.95
-        on one prompt.
+        """Read one of the authors' tables; see `svoo.profiles.authors_csv.read_table`."""
+        from svoo.profiles.authors_csv import read_table
 
-        Despite its name the column is the density. Noise levels and stages follow from the model's
-        scheduler.
-        """
-        path, known = Path(path), find_model(model)
-        rows: list[tuple[tuple[int, int, int], float]] = []
-        try:
-            with path.open(newline="") as file:
-                for row in csv.DictReader(file):
-                    place = int(row["Step"]) - 1, int(row["Layer"]), int(row["Head"])
-                    rows.append((place, float(row["Sparsity"])))
-        except OSError as error:
-            raise ProfileError(f"cannot read the table {path}: {error}") from error
-        except (KeyError, TypeError, ValueError, csv.Error) as error:
-            raise ProfileError(
-                f"{path} is not a table of the authors (columns Step, Layer, Head, Sparsity): "
-                f"{error}"
-            ) from error
-        cells = dict(rows)
-        if len(cells) < len(rows):
-            raise ProfileError(f"{path} has {len(rows) - len(cells)} entries a second time")
-        shape = (known.steps, known.layers, known.heads)
-        table = torch.full(shape, torch.nan)
-        for place, density in cells.items():
-            if any(not 0 <= index < size for index, size in zip(place, shape, strict=True)):
-                raise ProfileError(
-                    f"{path} has step, layer, head {place}, but {model} has only {list(shape)}"
-                )
-            table[place] = density
-        if len(cells) < table.numel():
-            raise ProfileError(
-                f"{path} has {len(cells)} entries, {model} needs {table.numel()} ({list(shape)})"
-            )
-        sigma = flow_sigmas(known.steps, known.flow_shift)
-        stage = torch.zeros(known.steps, dtype=torch.int64)
-        if known.boundary is not None:
-            stage = (sigma < known.boundary).long()
-        sizes = {"frames": known.frames, "height": known.height, "width": known.width}
-        tokens = math.prod(
-            math.ceil(size / part) for size, part in zip(sizes.values(), _TOKEN, strict=True)
-        )
-        provenance = {
-            "model": known.name,
-            "source": f"authors' table {path.name}",
-            "tokens": str(tokens),
-            **{name: str(size) for name, size in sizes.items()},
-        }
-        masses = torch.tensor([0.95], dtype=torch.float64)
-        try:
-            return cls(table[None, ..., None], sigma, stage, masses, provenance)
-        except ProfileError as error:
-            raise ProfileError(f"{path}: {error}") from error
+        return read_table(Path(path), model)
 
     def error_at_mass(self, mass: float = 0.95) -> Tensor | None:
         """Return the standard error at one of the measured masses, like `at_mass`."""

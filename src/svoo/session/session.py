@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from svoo.backends import resolve, run_plan
+from svoo.backends import Workspace, attend
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan, add_text
 from svoo.core.quality import recall
 from svoo.core.terms import MeanTerms
 from svoo.core.validate import check_tokens, default_scale, inference_only
-from svoo.errors import ConfigError, StrictError
+from svoo.errors import ConfigError, SlowBackendError, StrictError
 from svoo.methods.base import Call, Corrected, Dense, MethodConfig, Run, unknown
 from svoo.profiles.profile import Profile
 from svoo.session.stats import LayerCounter, RunStats, Statistics
@@ -54,6 +54,7 @@ class Session:
         calibrate: bool = False,
         head_weights: Callable[[], Tensor | None] = unknown,
         statistics: Statistics | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
         """Start the method; nothing of another video is known to it."""
         for name, count in (("steps", steps), ("layers", layers), ("heads", heads)):
@@ -61,6 +62,7 @@ class Session:
                 raise ConfigError(f"{name} must be a whole number >= 1, got {count!r}")
         self.config = config
         self.statistics = statistics or Statistics()
+        self.workspace = Workspace() if workspace is None else workspace
         self.run = Run(
             steps=steps,
             layers=layers,
@@ -76,6 +78,7 @@ class Session:
         )
         self.method = config.start(self.run)
         self.observer: Observer | None = None
+        self._slow: dict[tuple[torch.device, torch.dtype, int], Dense] = {}
 
     @inference_only
     def attend(
@@ -117,6 +120,9 @@ class Session:
             scale=scale,
         )
         tokens = query, key, value
+        kind = query.device, query.dtype, query.shape[3]
+        if kind in self._slow:  # found out before: nothing needs to be planned
+            return self.attend_densely(tokens, call, self._slow[kind], dense)
         groups = self._head_groups(query, key)
         decisions = []
         for heads in groups:
@@ -126,7 +132,11 @@ class Session:
             if isinstance(decision, Dense):
                 return self.attend_densely(tokens, call, decision, dense)
             part = query[:, heads], key[:, heads], value[:, heads]
-            decisions.append(self._run(part, here, decision, counter))
+            try:
+                decisions.append(self._run(part, here, decision, counter))
+            except SlowBackendError as error:
+                self._slow[kind] = Dense(str(error))
+                return self.attend_densely(tokens, call, self._slow[kind], dense)
         counter.sparse_calls += 1
         counter.density.add(torch.cat([density for _, density in decisions]))
         if len(decisions) == 1:
@@ -215,23 +225,20 @@ class Session:
         plan = decision.plan if isinstance(decision, Corrected) else decision
         plan = finish_plan(plan, self.config, layout)
         with call.watch("attention"):
+            output, lse, backend = attend(
+                query,
+                key,
+                value,
+                plan,
+                backend=self.config.backend,
+                scale=call.scale,
+                return_lse=isinstance(decision, Corrected),
+                workspace=self.workspace,
+            )
             if isinstance(decision, Corrected):
-                output, lse = run_plan(
-                    query,
-                    key,
-                    value,
-                    plan,
-                    backend=self.config.backend,
-                    scale=call.scale,
-                    return_lse=True,
-                )
-                assert lse is not None
+                assert lse is not None  # asked for
                 output = correct_video(output, lse, decision, layout)
-            else:
-                output = run_plan(
-                    query, key, value, plan, backend=self.config.backend, scale=call.scale
-                )
-        counter.backends[resolve(self.config.backend, query, plan).name] += 1
+        counter.backends[backend] += 1
         padding = None if layout is None else layout.padding
         density = plan.density(padding).mean(dim=0)
         if isinstance(decision, Corrected):
@@ -246,7 +253,7 @@ class Session:
     @property
     def state_bytes(self) -> int:
         """Bytes kept from one attention call to the next."""
-        return self.method.state_bytes + self.statistics.nbytes
+        return self.method.state_bytes + self.statistics.nbytes + self.workspace.nbytes
 
     def stats(self) -> RunStats:
         """Return what happened so far; waits for the device."""

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import Case, cases, chance, far_apart, normal
 
-from svoo.core.clustering import _update_centroids
+from svoo.core import clustering
 from svoo.kernels.triton.centroids import ROWS, fill_means, update_centroids
 
 
@@ -19,8 +19,9 @@ def test_it_is_the_torch_form(kernel_device: torch.device, case: Case, dtype: to
         (skewed * (case.query_blocks + 2)).long().to(kernel_device)
     )  # a block or two are empty
     old = normal(case.batch, case.heads, case.query_blocks + 3, case.size).to(kernel_device)
-    expected = _update_centroids(tokens, labels, old, by="torch")
-    means, sizes = update_centroids(tokens, labels, old)
+    expected = clustering.update_centroids(tokens, labels, old, by="torch")
+    means, sizes, order = update_centroids(tokens, labels, old)
+    assert torch.equal(order, labels.argsort(dim=-1, stable=True))
     assert torch.equal(sizes, expected.sizes)
     assert means.dtype == torch.float32
     torch.testing.assert_close(means, expected.centroids, atol=2e-6, rtol=2e-6)

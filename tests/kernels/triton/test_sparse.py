@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from making import Case, cases, far_apart, map_tensors, plan_on
 from torch import Tensor
 
-from svoo import BlockPlan, FarTerms, run_plan
+from svoo import BlockPlan, run_plan
 from svoo.backends import Attention, reference
 from svoo.backends.reference import block_means
 from svoo.kernels.triton.ranges import GROUP, cut, keep_pieces
@@ -112,21 +112,17 @@ def test_far_terms_are_rows_of_the_same_softmax(
     tokens = case.tokens(dtype)
     plan = case.far_plan(groups=groups, ordered=ordered, dtype=dtype)
     got = attend(tokens, plan, kernel_device)
-    wide = map_tensors(plan.terms, lambda part: part.double() if part.dtype == dtype else part)
+    wide = map_tensors(plan.terms, lambda part: part.double() if part.ndim == 5 else part)
     output, lse = exact(tokens, replace(plan, terms=wide), 0.2)
-    magnitude = map_tensors(
-        wide, lambda part: part.abs() if part.ndim == 5 and part is not _keys(wide) else part
+    groups_by_size = (
+        None if wide.groups is None else replace(wide.groups, value=wide.groups.value.abs())
     )
+    magnitude = replace(wide, value=wide.value.abs(), groups=groups_by_size)
     absolute = (tokens[0], tokens[1], tokens[2].abs())
     reach = exact(absolute, replace(plan, terms=magnitude), 0.2).output
     assert bool(((got.output.double() - output).abs() <= TOLERANCE[dtype] * (1 + reach)).all())
     assert got.lse is not None
     torch.testing.assert_close(got.lse.double(), lse, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-
-
-def _keys(terms: object) -> Tensor | None:
-    groups = terms.groups if isinstance(terms, FarTerms) else None
-    return None if groups is None else groups.key
 
 
 def test_a_large_case_with_the_default_tile(kernel_device: torch.device) -> None:

@@ -5,7 +5,18 @@ import pytest
 import torch
 
 from svoo.mini.vocabulary import BACKGROUNDS, COLOURS, DIRECTIONS, MOTIONS, SHAPES, vocabulary
-from tools.training.scenes import ask_for, draw_scene, is_held_out, near_things, pose, render
+from tools.training.scenes import (
+    EXTENT,
+    ask_for,
+    ask_for_things,
+    cover,
+    draw_scene,
+    grid,
+    is_held_out,
+    near_things,
+    pose,
+    render,
+)
 
 
 def test_the_same_seed_draws_the_same_clip() -> None:
@@ -62,12 +73,43 @@ def test_everything_that_a_thing_changes_is_near_it() -> None:
         assert near.float().mean() < 0.35
 
 
-def test_all_motions_stay_mostly_in_view() -> None:
+def test_things_stay_whole_in_view_and_in_their_half() -> None:
     for seed in range(200):
         scene = draw_scene(random.Random(seed))
-        for thing in scene.things:
-            x, y, _, _ = pose(thing, torch.linspace(0, 1, 9))
-            assert bool(((x > 0) & (x < 16 / 9) & (y > 0) & (y < 1)).all())
+        for number, thing in enumerate(scene.things):
+            x, y, radius, _ = pose(thing, torch.linspace(0, 1, 13))
+            reach = (EXTENT if thing.shape in ("star", "triangle") else 1) * radius
+            left, right = 16 / 18 - 10 / 12, 16 / 18 + 10 / 12  # of a picture of 5 : 3
+            if len(scene.things) == 2:
+                left, right = (left, 16 / 18) if number == 0 else (16 / 18, right)
+            assert bool(((x - reach > left) & (x + reach < right)).all())
+            assert bool(((y - reach > 0) & (y + radius < 1)).all())
+
+
+def test_two_things_are_drawn_from_left_to_right() -> None:
+    scene = ask_for_things(
+        (("red", "star", "up"), ("blue", "ring", "spin")), "rippling water", random.Random(0)
+    )
+    assert [thing.colour for thing in scene.things] == ["red", "blue"]
+    assert scene.things[0].x < scene.things[1].x
+    assert scene.caption.index("red star") < scene.caption.index("blue ring")
+
+
+def test_the_world_is_in_the_middle_of_any_picture() -> None:
+    for rows, columns in ((12, 20), (18, 32), (10, 30)):
+        x, y = grid(rows, columns)
+        assert float(x.mean()) == pytest.approx(8 / 9)
+        assert float(y.mean()) == pytest.approx(0.5)
+        assert float(x[0, 0, 1] - x[0, 0, 0]) == pytest.approx(1 / rows)
+
+
+def test_cover_is_the_share_of_each_quarter_of_a_cell() -> None:
+    scene = ask_for("red", "square", "left", "a brick wall", random.Random(0))
+    covered = cover(scene, torch.tensor([0.0, 1.0]), 18, 32)
+    assert covered.shape == (2, 18, 32, 4)
+    area = (2 * 0.85 * scene.things[0].radius * 18) ** 2
+    for frame in covered.mean(dim=-1):
+        assert float(frame.sum()) == pytest.approx(area, rel=0.03)
 
 
 def test_captions_stay_in_the_vocabulary_and_vary() -> None:

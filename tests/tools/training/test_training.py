@@ -7,7 +7,16 @@ from PIL import Image
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from tools.training.training import Log, average, cosine_rate, load_resume, save_grid, save_resume
+from tools.training.muon import Muon
+from tools.training.training import (
+    Log,
+    average,
+    cosine_rate,
+    load_resume,
+    read_facts,
+    save_grid,
+    save_resume,
+)
 
 
 def setup() -> tuple[nn.Linear, AveragedModel, torch.optim.Optimizer]:
@@ -33,10 +42,10 @@ def test_resuming_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     train(whole, averaged, optimiser, range(20))
     half, half_average, half_optimiser = setup()
     train(half, half_average, half_optimiser, range(10))
-    save_resume(path, half, half_average, half_optimiser, {"step": 10, "seconds": 2.5})
+    save_resume(path, half, half_average, [half_optimiser], {"step": 10, "seconds": 2.5})
     again, again_average, again_optimiser = setup()
-    facts = load_resume(path, again, again_average, again_optimiser)
-    assert facts == {"step": 10.0, "seconds": 2.5}
+    facts = load_resume(path, again, again_average, [again_optimiser])
+    assert facts == {"step": 10, "seconds": 2.5}
     train(again, again_average, again_optimiser, range(10, 20))
     # The moments were rounded to bfloat16, so the two runs are near, not equal.
     torch.testing.assert_close(again.weight, whole.weight, atol=2e-3, rtol=0)
@@ -44,6 +53,35 @@ def test_resuming_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
         again_average.module.weight, averaged.module.weight, atol=2e-3, rtol=0
     )
     assert [file.name for file in tmp_path.iterdir()] == ["resume.safetensors"]
+
+
+def test_muon_resumes_too_and_averages_may_begin_anew(tmp_path: Path) -> None:
+    path = tmp_path / "resume.safetensors"
+    torch.manual_seed(0)
+    module = nn.Linear(3, 2)
+    averaged = average(module, 0.9)
+
+    def two() -> list[torch.optim.Optimizer]:
+        return [Muon([{"params": [module.weight]}]), torch.optim.AdamW([module.bias])]
+
+    optimisers = two()
+    for _ in range(3):
+        module(torch.ones(1, 3)).sum().backward()
+        for optimiser in optimisers:
+            optimiser.step()
+    averaged.n_averaged.zero_()
+    save_resume(path, module, averaged, optimisers, {})
+    again = two()
+    load_resume(path, module, averaged, again)
+    torch.testing.assert_close(
+        again[0].state[module.weight]["momentum_buffer"],
+        optimisers[0].state[module.weight]["momentum_buffer"],
+        atol=0.05,
+        rtol=0.01,
+    )
+    assert int(again[1].state[module.bias]["step"]) == 3
+    assert int(averaged.n_averaged) == 0
+    assert read_facts(path) == {}
 
 
 def test_the_average_follows() -> None:

@@ -8,8 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from svoo.core.needs import Needs
 from svoo.kernels.cpp.build import why_no_library
 
+NEEDS = Needs(
+    device="cpu", dtypes=(torch.float32, torch.bfloat16), tool="a C++ compiler at the first use"
+)
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -18,9 +22,4 @@ def why_no_cpp(tokens: Tensor) -> str | None:
 
     The first question that gets so far compiles them, in about a second.
     """
-    if tokens.device.type != "cpu":
-        return f"needs a CPU tensor, got {tokens.device}"
-    if tokens.dtype not in DTYPES:
-        got = str(tokens.dtype).removeprefix("torch.")
-        return f"runs {', '.join(DTYPES.values())}, got {got}"
-    return why_no_library()
+    return NEEDS.why_not(tokens) or why_no_library()

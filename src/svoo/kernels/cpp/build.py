@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
+from threading import Timer
 
 import torch
 
@@ -26,7 +30,10 @@ INSTRUCTIONS = {
     "AVX2": ("-mavx2", "-mfma"),
 }
 OPTIONS = ("-std=c++17", "-O3", "-shared", "-fPIC")
-_LONGEST = 300  # seconds that compiling may take; one is usual
+_LONGEST = 300  # seconds that compiling may take; a few are usual
+_PATIENCE = 2.0  # seconds of compiling before the user is told
+_UNFINISHED = ".compiling-"
+_log = logging.getLogger(__name__)
 
 
 @cache
@@ -41,46 +48,120 @@ def why_no_library() -> str | None:
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """Return the library for this processor; compile it if no earlier run has."""
+    """Return the library for this processor; compile it if no earlier run has.
+
+    Without a cache that can be used and trusted it is compiled for this process alone.
+    """
     flags = INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), ())
     try:
-        path = cache_folder() / "cpp" / f"{_fingerprint(flags)}.so"
-        if not path.exists():
-            compile_library(path, flags)
-        return ctypes.CDLL(str(path))
-    # No home, no such folder, a full disk, a folder without execution, a file that is cut off.
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, BackendUnavailableError):
-            raise
+        return _load_from(open_folder(cache_folder() / "cpp"), flags)
+    except BackendUnavailableError:  # the compiler's fault, not the cache's
+        raise
+    except (OSError, RuntimeError) as error:  # no home, a full disk, another user's folder
+        _log.warning("no cache for the C++ kernels, they are compiled at every start: %s", error)
+    try:
+        with tempfile.TemporaryDirectory() as folder:  # what is loaded stays when the file goes
+            return _load_from(Path(folder), flags)
+    except OSError as error:
         raise BackendUnavailableError(f"cannot build or load the kernels: {error}") from error
 
 
+def open_folder(folder: Path) -> Path:
+    """Return a folder that nobody else can write to, made if need be; refuse another user's.
+
+    A library in it runs as code of this process.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != _user(found.st_uid):
+        raise PermissionError(f"{folder} belongs to user {found.st_uid}, not to this one")
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        folder.chmod(0o700)
+    _clean(folder)
+    return folder
+
+
+def _user(default: int) -> int:
+    """Return who runs this process; systems that have no such numbers give the default."""
+    return os.getuid() if hasattr(os, "getuid") else default
+
+
+def _clean(folder: Path) -> None:
+    """Remove what killed compilations have left."""
+    for left in folder.glob(f"{_UNFINISHED}*"):
+        if time.time() - left.stat().st_mtime > 2 * _LONGEST:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _load_from(folder: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
+    """Load the library of a folder; compile it where there is none that is whole."""
+    name = _fingerprint(flags)
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        if path.name == f"{name}-{_hash(path)}.so":
+            return ctypes.CDLL(str(path))
+        path.unlink()  # cut short, changed, or not ours
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as unfinished:
+        made = Path(unfinished, "kernels.so")
+        compile_library(made, flags)
+        path = made.replace(folder / f"{name}-{_hash(made)}.so")
+    return ctypes.CDLL(str(path))
+
+
+def _hash(path: Path) -> str | None:
+    """Return what a library's content is named by; None for what another user could have written,
+    or no file."""
+    found = path.lstat()
+    is_own = found.st_uid == _user(found.st_uid) and not found.st_mode & 0o022
+    if not (stat.S_ISREG(found.st_mode) and is_own):
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+
+
 def compile_library(path: Path, flags: tuple[str, ...]) -> None:
-    """Compile the kernels into a file, which is there whole or not at all."""
-    # CXX is how users name a compiler, with its options, to every build.
-    compiler = shlex.split(os.environ.get("CXX", "")) or [*filter(shutil.which, COMPILERS)][:1]
+    """Compile the kernels into a file; say so in the log if it takes long."""
+    compiler = _find_compiler()
+    notice = Timer(
+        _PATIENCE,
+        _log.warning,
+        ("compiling the C++ kernels for this processor with %s, once", compiler[0]),
+    )
+    notice.daemon = True
+    notice.start()
+    try:
+        done = subprocess.run(
+            (*compiler, *OPTIONS, *flags, str(SOURCE), "-o", str(path)),
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_LONGEST,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BackendUnavailableError(f"{compiler[0]} took over {_LONGEST} s") from error
+    except OSError as error:
+        raise BackendUnavailableError(f"cannot run the compiler {compiler[0]}: {error}") from error
+    finally:
+        notice.cancel()
+    if done.returncode or not path.is_file():
+        lines = [line for line in done.stderr.splitlines() if "error" in line]
+        reason = next(iter(lines), f"exit code {done.returncode}")
+        raise BackendUnavailableError(f"{compiler[0]} cannot compile the kernels: {reason}")
+    path.chmod(0o700)  # whatever the user's mask says
+
+
+def _find_compiler() -> list[str]:
+    """Return the command of a compiler: CXX is how users name one, with its options, to every
+    build."""
+    named = os.environ.get("CXX", "")
+    try:
+        compiler = shlex.split(named) or [*filter(shutil.which, COMPILERS)][:1]
+    except ValueError as error:
+        raise BackendUnavailableError(f"CXX is {named!r}, which is no command: {error}") from error
     if not compiler:
         raise BackendUnavailableError(
             f"needs a C++ compiler, and none of {', '.join(COMPILERS)} is installed"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        unfinished = Path(folder, path.name)
-        try:
-            done = subprocess.run(
-                (*compiler, *OPTIONS, *flags, str(SOURCE), "-o", str(unfinished)),
-                capture_output=True,
-                text=True,
-                timeout=_LONGEST,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise BackendUnavailableError(f"{compiler[0]} took over {_LONGEST} s") from error
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if "error" in line]
-            reason = next(iter(lines), f"exit code {done.returncode}")
-            raise BackendUnavailableError(f"{compiler[0]} cannot compile the kernels: {reason}")
-        unfinished.replace(path)
+    return compiler
 
 
 def _fingerprint(flags: tuple[str, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from svoo.core.layout import dense_rows
+from svoo.core.layout import dense_rows, plain
 from svoo.errors import ShapeError
 from svoo.kernels.cpp.bindings import Assignment, Centroids, point_to, run_kernel
 
@@ -34,7 +34,7 @@ def assign(tokens: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tenso
 def update_centroids(tokens: Tensor, labels: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
     """Return the means of the tokens `[B, H, N, D]` with each label, float32 `[B, H, C, D]`, and
     their numbers, int64 `[B, H, C]`; an empty cluster keeps its centroid."""
-    tokens, labels = dense_rows(tokens), labels.contiguous()
+    tokens, labels = dense_rows(tokens), plain(labels.long())
     clusters = centroids.shape[2]
     lowest, highest = (int(extreme) for extreme in labels.aminmax())
     if labels.shape != tokens.shape[:3] or not 0 <= lowest <= highest < clusters:

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from svoo.core.layout import plain
 from svoo.kernels.triton.launch import Launch
 
 PIECE = 16
@@ -101,7 +102,7 @@ def plan_launch(keys: Pieces, keep: Tensor, kept: Kept) -> Launch:
     arguments = {
         "block": keys.block,
         "size": keys.size,
-        "keep": keep.contiguous(),
+        "keep": plain(keep),
         "entries": kept.entries,
         "counts": kept.counts,
         "pieces": keys.block.shape[2],

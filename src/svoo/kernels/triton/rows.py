@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from svoo.core.layout import plain
 from svoo.core.terms import FarTerms, GroupTerms, MeanTerms, Terms
 from svoo.kernels.triton.centroids import fill_means
 from svoo.kernels.triton.ranges import Kept, Pieces, keep_pieces
@@ -78,14 +79,14 @@ def find_rows(
 def _far_rows(mean_key: Tensor, terms: FarTerms, sizes: Tensor) -> BlockRows:
     enters = terms.enters(sizes)
     bias = terms.bias.float() * _BINARY
-    return BlockRows(mean_key, terms.value.contiguous(), bias.contiguous(), _list(enters))
+    return BlockRows(mean_key, plain(terms.value), bias.contiguous(), _list(enters))
 
 
 def _groups(groups: GroupTerms | None) -> GroupTerms | None:
     if groups is None:
         return None
     bias = (groups.bias.float() * _BINARY).contiguous()
-    return GroupTerms(bias, groups.key.contiguous(), groups.value.contiguous())
+    return GroupTerms(bias, plain(groups.key), plain(groups.value))
 
 
 def _list(enters: Tensor) -> Kept:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from svoo.core.layout import dense_rows
+from svoo.core.layout import dense_rows, empty_rows, plain
 from svoo.core.terms import Terms
 from svoo.kernels.triton.launch import Launch, multiply, padded, products
 from svoo.kernels.triton.ranges import (
@@ -34,7 +34,7 @@ from svoo.kernels.triton.rows import TermRows, find_rows
 from svoo.kernels.triton.tiles import Tile, architecture_of, attention_tile
 
 _LOWEST = -3.0e38  # below every logit, and unlike minus infinity it can be subtracted from itself
-_TERM_STAGES = 2
+_TERM_STAGES = 4
 
 
 def sparse_attention(
@@ -69,7 +69,7 @@ def sparse_attention(
         query_pieces = _longest_first(query_pieces, kept.counts)
     if return_lse:
         lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    output = torch.empty_like(query)
+    output = empty_rows(query)
     plan_launch(
         query,
         key,
@@ -127,7 +127,7 @@ def plan_launch(
     arguments = {
         **tensors,
         "lse": lse,
-        "query_order": None if query_order is None else query_order.contiguous(),
+        "query_order": None if query_order is None else plain(query_order),
         "piece_block": query_pieces.block,
         "piece_start": query_pieces.start,
         "piece_size": query_pieces.size,
@@ -333,7 +333,7 @@ def _attend(
             term_key + pair * terms * SIZE,
             term_value + value_row * terms * SIZE,
             term_bias + block * terms,
-            term_entries + block * terms,
+            term_entries + block * (terms + GROUP),
             tl.load(term_counts + block),
             factor,
             SIZE,
@@ -356,7 +356,7 @@ def _attend(
             factor,
             SIZE,
             WIDTH,
-            COLUMNS,
+            16,  # there are few: the least that a tensor core takes
             1,
             PRODUCTS,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -47,7 +47,14 @@ def assignment_tile(architecture: Architecture, dtype: torch.dtype) -> Tile:
         return Tile(64, 64, warps=4, stages=1, products="ieee")
     if dtype == torch.float32:
         return Tile(32, 64, warps=8, stages=2)
-    return Tile(128, 64, warps=8, stages=3)
+    return Tile(128, 32 if architecture == 120 else 64, warps=8, stages=3)
+
+
+def far_field_tile(architecture: Architecture, dtype: torch.dtype) -> Tile:
+    """Return the tile of the far-field pass: query centroids against the keys of one block."""
+    tile = attention_tile(architecture, dtype)
+    rows = min(tile.rows, 64) if architecture == 120 else tile.rows
+    return replace(tile, rows=rows, stages=min(5, tile.stages))
 
 
 def architecture_of(device: torch.device) -> Architecture:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from svoo.core.clustering import CoClusters, co_cluster, default_clusters, k_means
+from svoo.core.clustering import CoClusters, co_cluster, default_clusters
+from svoo.core.kmeans import k_means
 from svoo.core.plan import BlockPlan, plan_from_clusters
 from svoo.core.selection import select_blocks
 from svoo.methods.base import Call, Dense, Run

@@ -1,0 +1,28 @@
+"""`svoo doctor`: what can run here."""
+
+from __future__ import annotations
+
+from svoo.app.cli.shared import Json, Output
+from svoo.app.tables import doctor_table
+
+
+def run(*, as_json: Json = False) -> None:
+    """Say what can run here, and why not where it cannot.
+
+    Put what `--json` prints into a bug report: versions, the machine, the backends with their
+    reasons; no paths and no names.
+
+    Examples:
+
+    [bold]svoo doctor[/]
+
+    [bold]svoo doctor --json > doctor.json[/]
+    """
+    from svoo.app.doctor import examine, report
+
+    output = Output(json=as_json)
+    with output.notes():
+        findings = examine()
+    output.show(doctor_table(findings))
+    if as_json:
+        output.data(report(findings))

@@ -1,0 +1,97 @@
+"""`svoo profile`: measure what every head of a model needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from svoo.app.cli.shared import Json, Output, Quiet, VideoOptions, as_numbers, with_video_options
+from svoo.app.tables import profile_data, profile_tables
+from svoo.errors import ConfigError
+
+
+@with_video_options
+def run(
+    *,
+    prompts: Annotated[
+        Path | None, typer.Option(help="One prompt per line. The embedded model has its own.")
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of first frames, in the order of their names.")
+    ] = None,
+    inputs: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = None,
+    rows: Annotated[
+        str,
+        typer.Option(
+            help="Query rows to sample of each head: a number, all, or auto: 640, or all of a "
+            "smaller video."
+        ),
+    ] = "auto",
+    masses: Annotated[
+        str, typer.Option(help="Masses, with commas; 0.95 must be among them.")
+    ] = "0.5,0.6,0.7,0.8,0.9,0.95",
+    every: Annotated[
+        int, typer.Option(help="Measure every so many steps; those between are interpolated.")
+    ] = 3,
+    branch: Annotated[str, typer.Option(help="cond or both.")] = "cond",
+    exact: Annotated[bool, typer.Option("--exact", help="Sort, do not count in bins.")] = False,
+    out: Annotated[Path, typer.Option(help="The profile to write.")] = Path(
+        "out/profile.safetensors"
+    ),
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="Replace what another request began, or a damaged file."),
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    video: VideoOptions,
+) -> None:
+    """Measure once what every head needs; `svoo generate --profile` then uses it for any prompt.
+
+    What is done is on disk after every input: stop it, and the same command goes on.
+
+    Examples:
+
+    [bold]svoo profile --out mini.safetensors[/]
+
+    [bold]svoo profile --model wan2.1-t2v-1.3b --prompts prompts.txt --every 5[/]
+    """
+    from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs, record_by_name
+    from svoo.plugin.record import RecordConfig
+    from svoo.plugin.request import Request
+
+    if prompts is None and video.model != "mini":
+        raise ConfigError("give --prompts FILE, one prompt per line")
+    measuring = RecordConfig(
+        masses=as_numbers("masses", masses),
+        rows=_row_count(rows),
+        every=every,
+        branch=branch,  # type: ignore[arg-type]  # RecordConfig checks it
+        exact=exact,
+        seed=video.seed,
+    )
+    request = Request(prompt="", out=out, **vars(video))
+    given = read_inputs(prompts or MINI_PROMPTS, images, inputs)
+    output = Output(json=as_json, quiet=quiet)
+    with output.progress() as bar:
+        task = bar.add_task("loading", total=None)
+
+        def on_step(done: int, total: int) -> None:
+            bar.update(task, description="measuring", completed=done, total=total)
+
+        found = record_by_name(request, given, measuring, restart=restart, on_step=on_step)
+    output.show(*profile_tables(found))
+    output.say(f"{out} written; look at it with `svoo inspect {out}`")
+    output.data({"out": str(out), **profile_data(found)})
+
+
+def _row_count(text: str) -> int | Literal["auto"] | None:
+    if text == "auto":
+        return "auto"
+    if text == "all":
+        return None
+    if not text.isdecimal():
+        raise ConfigError(f"--rows must be a whole number or all, got {text!r}")
+    return int(text)

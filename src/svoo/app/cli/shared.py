@@ -1,0 +1,184 @@
+"""What commands share: options of a video, progress, notes and the ways to print a result."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, TaskID, TimeElapsedColumn
+
+from svoo.errors import ConfigError
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Denoising steps.")]
+Frames = Annotated[int | None, typer.Option(min=1, help="Frames of the video.")]
+Height = Annotated[int | None, typer.Option(min=1, help="Height in pixels.")]
+Width = Annotated[int | None, typer.Option(min=1, help="Width in pixels.")]
+Seed = Annotated[int, typer.Option(help="Seed of the noise.")]
+
+_SLOW = 0.5  # seconds after which compiling is worth a note
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoOptions:
+    """The options that every command with a pipeline has; None leaves a setting to the model."""
+
+    model: Annotated[
+        str, typer.Option(help="Short name (`svoo models`), hub id or path; mini is embedded.")
+    ] = "mini"
+    steps: Steps = None
+    frames: Frames = None
+    height: Height = None
+    width: Width = None
+    seed: Seed = 0
+    guidance: Annotated[float | None, typer.Option(help="Guidance scale.")] = None
+    negative_prompt: Annotated[str | None, typer.Option(help="What not to show.")] = None
+    lora: Annotated[str | None, typer.Option(help="A LoRA: file, folder or hub id.")] = None
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None
+    offload: Annotated[bool, typer.Option("--offload", help="Keep idle parts in CPU memory.")] = (
+        False
+    )
+
+
+def with_video_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `VideoOptions`, which it gets as its argument `video`."""
+    own = [
+        parameter
+        for parameter in inspect.signature(command, eval_str=True).parameters.values()
+        if parameter.name != "video"
+    ]
+    hints = get_type_hints(VideoOptions, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            entry.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=entry.default,
+            annotation=hints[entry.name],
+        )
+        for entry in fields(VideoOptions)
+    ]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:  # noqa: ANN401 (whatever the options are)
+        video = VideoOptions(**{entry.name: given.pop(entry.name) for entry in shared})
+        command(**given, video=video)
+
+    parameters = [*own, *shared]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {entry.name: entry.annotation for entry in parameters}
+    return run
+
+
+@dataclass
+class Output:
+    """Where a command prints: results to the output, progress and notes to the error stream."""
+
+    json: bool = False
+    quiet: bool = False
+    console: Console = field(default_factory=Console)
+    aside: Console = field(default_factory=lambda: Console(stderr=True))
+
+    def say(self, *what: object) -> None:
+        """Print a result for people."""
+        if not (self.json or self.quiet):
+            # Too long a line is the terminal's to break: what is cut cannot be copied.
+            self.console.print(*what, sep="\n", highlight=False, markup=False, soft_wrap=True)
+
+    def show(self, *tables: object) -> None:
+        """Print tables for people."""
+        if not (self.json or self.quiet):
+            self.console.print(*tables, sep="\n", highlight=False)
+
+    def data(self, found: Any) -> None:  # noqa: ANN401 (what JSON can hold)
+        """Print the result for programs, where it was asked for."""
+        if self.json:
+            print(json.dumps(found, indent=1, allow_nan=False))  # noqa: T201 (no line is wrapped)
+
+    def note(self, text: str) -> None:
+        """Print one line beside the results."""
+        if not self.quiet:
+            line = f"note: {text}"
+            self.aside.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """Show a bar beside the results; warnings become notes when it has ended."""
+        with self.notes():
+            columns = (*Progress.get_default_columns(), TimeElapsedColumn())
+            day = 24 * 3600.0  # steps may take minutes; rich would forget them after half of one
+            with Progress(
+                *columns,
+                console=self.aside,
+                speed_estimate_period=day,
+                disable=self.quiet or not self.aside.is_terminal,
+                transient=True,
+            ) as bar:
+                try:
+                    yield bar
+                except KeyboardInterrupt as error:
+                    self.note("interrupted; what is finished is whole, nothing else is left")
+                    raise typer.Exit(130) from error
+
+    @contextmanager
+    def notes(self) -> Iterator[None]:
+        """Turn warnings into notes of one line each, and keep other libraries' own off the
+        terminal."""
+        libraries = [logging.getLogger(name) for name in ("diffusers", "transformers")]
+        levels = [library.level for library in libraries]
+        for library in libraries:
+            library.setLevel(logging.ERROR)
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("default")
+                try:
+                    yield
+                finally:
+                    seen = dict.fromkeys(
+                        " ".join(str(entry.message).split())
+                        for entry in caught
+                        if issubclass(entry.category, UserWarning)
+                    )
+        finally:
+            for library, level in zip(libraries, levels, strict=True):
+                library.setLevel(level)
+        for text in seen:
+            self.note(text)
+
+    def prepare_kernels(self, bar: Progress, task: TaskID) -> None:
+        """Compile the CPU's kernels if no earlier run has, and say so."""
+        from svoo.kernels.cpp.build import why_no_library
+
+        bar.update(task, description="compiling the C++ kernels (first run only)")
+        start = time.perf_counter()
+        missing = why_no_library()
+        seconds = time.perf_counter() - start
+        if missing is None and seconds > _SLOW:
+            self.note(f"the C++ kernels were compiled for this machine, once ({seconds:.1f} s)")
+        bar.update(task, description="loading")
+
+
+def as_numbers(name: str, text: str) -> list[float]:
+    """Return numbers that are written with commas between them."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--{name} must be numbers, got {text!r}") from error
+
+
+def runs_on_cpu(device: str | None) -> bool:
+    """Return whether a run without another wish is the CPU's."""
+    import torch
+
+    return device == "cpu" or (device is None and not torch.cuda.is_available())

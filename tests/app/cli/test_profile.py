@@ -1,0 +1,75 @@
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from making import made_profile
+from typer.testing import CliRunner
+
+from svoo import Profile
+from svoo.app.cli import app
+from svoo.errors import ConfigError, FileError
+from svoo.storage import locked
+
+SMALL = ["--steps", "4", "--frames", "5", "--height", "32", "--width", "48", "--rows", "8"]
+
+
+def test_profile_hands_over_what_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def record(request: Any, inputs: Any, measuring: Any, **_: Any) -> Profile:
+        asked.append((request, inputs, measuring))
+        return made_profile()
+
+    monkeypatch.setattr("svoo.plugin.calibrate.record_by_name", record)
+    (tmp_path / "prompts.txt").write_text("a fox\n")
+    command = ["profile", "--model", "x/y", "--prompts", str(tmp_path / "prompts.txt"), "--json"]
+    done = CliRunner().invoke(app, [*command, "--rows", "all", "--masses", "0.5,0.95"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["inputs"] == 3
+    request, inputs, measuring = asked[0]
+    assert (request.model, inputs) == ("x/y", [{"prompt": "a fox"}])
+    assert (measuring.rows, measuring.masses) == (None, [0.5, 0.95])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "x/y"], "give --prompts FILE"),
+        (["--masses", "0.5,2"], r"mass must be in \(0, 1\], got 2.0"),
+        (["--masses", "half"], "--masses must be numbers, got 'half'"),
+        (["--rows", "some"], "--rows must be a whole number or all, got 'some'"),
+        (["--rows", "nan"], "--rows must be a whole number or all, got 'nan'"),
+        (["--rows", "3.7,9"], "--rows must be a whole number or all"),
+        (["--branch", "third"], "branch must be cond or both"),
+        (["--dtype", "int4"], "--dtype must be one of float32, bfloat16, float16"),
+        (["--inputs", "1000"], "--inputs must be 1 to the"),
+        (["--guidance", "nan"], "--guidance must be a finite number"),
+    ],
+)
+def test_bad_profile_requests(arguments: list[str], message: str) -> None:
+    refused = CliRunner().invoke(app, ["profile", *arguments])
+    assert isinstance(refused.exception, ConfigError)
+    assert re.search(message, str(refused.exception))
+
+
+def test_profile_end_to_end_on_the_embedded_model(tmp_path: Path) -> None:
+    out = tmp_path / "p.safetensors"
+    command = ["profile", "--inputs", "2", "--masses", "0.5,0.95", "--out", str(out), *SMALL]
+    with locked(out):
+        refused = CliRunner().invoke(app, command)
+    assert isinstance(refused.exception, FileError)
+    assert "another svoo is writing" in str(refused.exception) and not out.exists()
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    found = Profile.load(out)
+    assert found.density.shape == (2, 2, 6, 4, 2)  # of four steps, the first and the fourth
+    assert (found.provenance["model"], found.provenance["tokens"]) == ("mini", "48")
+    assert done.stdout.index("required density") < done.stdout.index("provenance")
+    other = CliRunner().invoke(app, [*command[:-1], "9"])
+    assert "asked rows: 8 there, 9 now" in str(other.exception)
+    assert torch.equal(Profile.load(out).density, found.density)

@@ -1,0 +1,131 @@
+"""Guides: linear layers on middle blocks that have to say what a clip shows; only in training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from diffusers import WanTransformer3DModel
+from torch import Tensor, nn
+from torch.nn import functional
+
+from svoo.mini.vocabulary import DIRECTIONS, OTHER_MOTIONS, SHAPES
+from tools.training.backgrounds import ASPECT
+from tools.training.codes import Clip
+from tools.training.curriculum import CODE_FRAMES
+from tools.training.scenes import cover, grid, near_things, pose
+
+FACTORS, PRODUCT = 2, 3  # the blocks that are listened to
+THING_WEIGHT = 3.0  # how much more an error on or near a thing counts
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the guides should say of a batch `[B]` of clips with code frames `[T]`.
+
+    Where there are two things, a token speaks of the one in its half of the picture.
+    """
+
+    shape: Tensor  # [B, columns], an index
+    motion: Tensor  # [B, columns, 6]: a direction's step and a flag for every other motion
+    place: Tensor  # [B, T, columns, 3]: x and y in fifths of a height, and radius
+    cover: Tensor  # [B, T, rows, columns, 4]
+    near: Tensor  # [B, T, rows, columns], bool
+
+
+def targets(clips: list[Clip], code_frames: list[int], cells: tuple[int, int]) -> Targets:
+    """Work out what clips show."""
+    rows, columns = cells
+    right = (grid(rows, columns)[0].flatten() > ASPECT / 2).long()
+    shape, motion, place, covered, near = [], [], [], [], []
+    for clip in clips:
+        things = clip.scene.things
+        owner = right if len(things) == 2 else torch.zeros_like(right)
+        times = clip.times(code_frames)
+        shape.append(torch.tensor([SHAPES.index(thing.shape) for thing in things])[owner])
+        motion.append(torch.stack([_motion(thing.motion) for thing in things])[owner])
+        poses = [pose(thing, times)[:3] for thing in things]
+        places = [
+            torch.stack(((x - ASPECT / 2) / 0.2, (y - 0.5) / 0.2, (radius - 0.22) / 0.1), dim=-1)
+            for x, y, radius in poses
+        ]
+        place.append(torch.stack(places, dim=1)[:, owner])
+        covered.append(cover(clip.scene, times, rows, columns))
+        begins = clip.times(code_frames, back=3)
+        near.append(
+            near_things(clip.scene, times, rows, columns)
+            | near_things(clip.scene, begins, rows, columns)
+        )
+    return Targets(
+        torch.stack(shape),
+        torch.stack(motion),
+        torch.stack(place),
+        torch.stack(covered),
+        torch.stack(near),
+    )
+
+
+def _motion(name: str) -> Tensor:
+    return torch.tensor(
+        [*DIRECTIONS.get(name, (0, 0)), *(float(name == other) for other in OTHER_MOTIONS)]
+    )
+
+
+class Guides(nn.Module):
+    """Say shape, cover of the token, and the two factors of a path, time and motion, in one block;
+    their product, the place in the token's frame, in the next.
+
+    Without them motion words are not learnt: a path is direction times time, a product with no
+    gradient while both are missing.
+    """
+
+    def __init__(self, transformer: WanTransformer3DModel) -> None:
+        """Listen to two blocks of a transformer."""
+        super().__init__()
+        width = transformer.proj_out.in_features
+        self.shape, self.cover = nn.Linear(width, len(SHAPES)), nn.Linear(width, 4)
+        self.time, self.motion = nn.Linear(width, 1), nn.Linear(width, 2 + len(OTHER_MOTIONS))
+        self.place = nn.Linear(width, 3)
+        self._heard: dict[int, Tensor] = {}
+        for number in (FACTORS, PRODUCT):
+            transformer.blocks[number].register_forward_hook(
+                lambda _block, _inputs, state, number=number: self._heard.update({number: state})
+            )
+
+    def errors(
+        self, wanted: Targets, code_frames: list[int], said: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the mean errors of the forward just done, and those of places clip by clip `[B]`.
+
+        `said [B]` is 1 where the caption was not dropped: without it only cover and time count.
+        """
+        rows, columns = wanted.cover.shape[2:4]
+        cells = (len(code_frames), rows, columns)
+        factors = self._heard[FACTORS].unflatten(1, cells)
+        product = self._heard[PRODUCT].unflatten(1, cells)
+        count = said.sum().clamp(min=1)
+
+        names = self.shape(factors).float().log_softmax(dim=-1).mean(dim=(1, 2))
+        unlikely = -names.gather(2, wanted.shape.unsqueeze(2)).mean(dim=(1, 2))
+        place = (self.place(product).float() - wanted.place.unsqueeze(2)).square()
+        place = place.mean(dim=(1, 2, 3, 4))
+        errors = {
+            "shape": (unlikely * said).sum() / count,
+            "cover": functional.binary_cross_entropy_with_logits(
+                self.cover(factors).float(), wanted.cover
+            ),
+            "place": (place * said).sum() / count,
+        }
+        if len(code_frames) > 1:
+            clock = 3 * (torch.tensor(code_frames) / (CODE_FRAMES - 1) - 0.5).view(1, -1, 1, 1)
+            told = self.time(factors).float().squeeze(-1)
+            motion = (self.motion(factors).float() - wanted.motion[:, None, None]).square()
+            errors["time"] = (told - clock).square().mean()
+            errors["motion"] = (motion.mean(dim=(1, 2, 3, 4)) * said).sum() / count
+        return errors, place.detach()
+
+
+def weigh(near: Tensor) -> Tensor:
+    """Return how much the error of each code counts, 1 on average, `[B, 1, T, rows, columns]`."""
+    weights = (1 + THING_WEIGHT * near).unsqueeze(1)
+    return weights / weights.mean()
