@@ -208,3 +208,24 @@ def test_one_token() -> None:
     plan = plan_far_field(query, key, value, one, one, (1, 1), tolerance=0.1)
     assert isinstance(plan, BlockPlan)
     torch.testing.assert_close(run_plan(query, key, value, plan, backend="reference"), value)
+
+
+def test_on_a_gpu_one_kernel_looks(
+    kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(1, 2, 30, 40, 16, 3, 5, seed=4)
+    query, key, value = (side.to(kernel_device) for side in case.tokens(torch.bfloat16))
+    made = (labels(case, "query").to(kernel_device), labels(case, "key").to(kernel_device))
+
+    def plan() -> BlockPlan:
+        return plan_far_field(query, key, value, *made, (3, 5), tolerance=1e-3, groups=0)
+
+    monkeypatch.setattr(far_field, "why_no_kernels", lambda _tokens: "not here")
+    expected = plan()
+    monkeypatch.setattr(far_field, "why_no_kernels", lambda _tokens: None)
+    monkeypatch.setattr(far_field, "_CHUNK_ELEMENTS", None)  # the other way would need it
+    got = plan()
+    assert torch.equal(got.keep, expected.keep)
+    assert isinstance(got.terms, FarTerms) and isinstance(expected.terms, FarTerms)
+    torch.testing.assert_close(got.terms.bias, expected.terms.bias, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(got.terms.value, expected.terms.value, atol=2e-2, rtol=2e-2)

@@ -29,6 +29,7 @@ from svoo.core.clustering import Clusters, CoClusters, from_labels
 from svoo.core.plan import BlockPlan
 from svoo.core.terms import FarTerms, GroupTerms
 from svoo.core.validate import accumulation_dtype, default_scale, inference_only
+from svoo.kernels.triton import why_no_kernels
 
 GROUPS = 8
 _LLOYD_STEPS = 4
@@ -72,11 +73,19 @@ def look(
     block order, `key_sizes` `[B, H, Ck]` at a time, with key_centroids `[B, H, Ck, D]`.
 
     All is computed in the centroids' dtype. Holds no `Cq x M` array: key blocks go in chunks,
-    padded to the largest of them, which waits for the device.
+    padded to the largest of them, which waits for the device. On a GPU one kernel does it, without
+    waiting; its values have the tokens' dtype.
     """
+    logit = query_centroids @ key_centroids.transpose(2, 3) * scale
+    if why_no_kernels(key) is None:
+        from svoo.kernels.triton.far_field import look as by_triton
+
+        seen_by_kernel = by_triton(
+            query_centroids, key_centroids, key, value, None, key_sizes, scale=scale
+        )
+        return View(seen_by_kernel[0], logit, seen_by_kernel[1])
     batch, heads, blocks = key_sizes.shape
     dtype = query_centroids.dtype
-    logit = query_centroids @ key_centroids.transpose(2, 3) * scale
     log_sum = torch.empty_like(logit)
     seen = torch.zeros(*logit.shape, key.shape[3], dtype=dtype, device=key.device)
     starts = key_sizes.cumsum(dim=-1) - key_sizes
@@ -278,6 +287,28 @@ def plan_far_field(
         middle &= ~joins
     terms = FarTerms(middle, view.log_sum.float(), view.value.to(query.dtype), far)
     return replace(plan, keep=keep, terms=terms)
+
+
+@inference_only
+def add_far_terms(
+    plan: BlockPlan, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None
+) -> BlockPlan:
+    """Return any plan of the video tokens with far-field terms for what it leaves out."""
+    factor = default_scale(query, scale)
+    counts = plan.keep.shape[2], plan.keep.shape[3]
+    clusters = from_labels(query, key, plan.query_blocks(), plan.key_blocks(), counts)
+    wide = accumulation_dtype(query)
+    view = look(
+        _rounded(clusters.query, query.dtype, wide).centroids,
+        _rounded(clusters.key, query.dtype, wide).centroids,
+        plan.permute_keys(key),
+        plan.permute_keys(value),
+        plan.key_sizes,
+        scale=factor,
+    )
+    middle = ~plan.keep & (plan.key_sizes > 0).unsqueeze(2)
+    terms = FarTerms(middle, view.log_sum.float(), view.value.to(query.dtype))
+    return replace(plan, terms=terms, check=False)
 
 
 def _rounded(side: Clusters, token: torch.dtype, wide: torch.dtype) -> Clusters:

@@ -5,13 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from svoo.errors import ConfigError
+from svoo.methods.adaspa import AdaSpaConfig
 from svoo.methods.base import MethodConfig
 from svoo.methods.bsa import BSAConfig
 from svoo.methods.dense import DenseConfig
 from svoo.methods.draft import DraftAttentionConfig
+from svoo.methods.pisa import PISAConfig
+from svoo.methods.radial import RadialConfig
+from svoo.methods.rainfusion import RainFusionConfig
+from svoo.methods.rainfusion2 import RainFusion2Config
+from svoo.methods.sol import SolConfig
+from svoo.methods.spargeattn import SpargeAttnConfig
+from svoo.methods.sta import STAConfig
 from svoo.methods.svg2 import SVG2Config
+from svoo.methods.svg_ear import SVGEARConfig
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.methods.vsa import VSAConfig
+from svoo.methods.xattention import XAttentionConfig
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,48 @@ METHODS: tuple[MethodRow, ...] = (
         "one term per left-out block",
     ),
     MethodRow(
+        "spargeattn",
+        SpargeAttnConfig,
+        "SpargeAttn, arXiv 2502.18137",
+        "the best blocks by the attention of their means, and those that no mean speaks for",
+        "dropped",
+    ),
+    MethodRow(
+        "radial",
+        RadialConfig,
+        "Radial Attention, arXiv 2506.19852",
+        "a fixed window that shrinks with the distance of frames",
+        "dropped",
+    ),
+    MethodRow(
+        "sol",
+        SolConfig,
+        "Sol-Attn, arXiv 2607.24027",
+        "blocks whose mean logit stands out of its row, and neighbours",
+        "one mean term per left-out block",
+    ),
+    MethodRow(
+        "pisa",
+        PISAConfig,
+        "PISA, arXiv 2602.01077",
+        "the best blocks by their means",
+        "mean terms and one first-order correction",
+    ),
+    MethodRow(
+        "xattention",
+        XAttentionConfig,
+        "XAttention, arXiv 2503.16428",
+        "blocks that cover a mass, estimated along antidiagonals",
+        "dropped",
+    ),
+    MethodRow(
+        "sta",
+        STAConfig,
+        "Sliding Tile Attention, arXiv 2502.04507",
+        "a window of 3-D tiles, per step, layer and head",
+        "dropped",
+    ),
+    MethodRow(
         "draft",
         DraftAttentionConfig,
         "DraftAttention, arXiv 2505.14708",
@@ -62,11 +114,39 @@ METHODS: tuple[MethodRow, ...] = (
         trained=True,
     ),
     MethodRow(
+        "rainfusion",
+        RainFusionConfig,
+        "RainFusion, arXiv 2505.21036",
+        "a band in the order of tokens that suits the head, and the first frame",
+        "dropped",
+    ),
+    MethodRow(
+        "rainfusion2",
+        RainFusion2Config,
+        "RainFusion 2, Ascend MindIE-SD",
+        "the best blocks of windows by their means, and the first frame",
+        "dropped",
+    ),
+    MethodRow(
+        "adaspa",
+        AdaSpaConfig,
+        "AdaSpa, arXiv 2502.21079",
+        "the best blocks of exact attention at two steps",
+        "dropped",
+    ),
+    MethodRow(
         "svg2",
         SVG2Config,
         "Sparse VideoGen2, arXiv 2505.18875",
         "blocks of k-means clusters that cover a mass",
         "dropped",
+    ),
+    MethodRow(
+        "svg-ear",
+        SVGEARConfig,
+        "SVG-EAR, arXiv 2603.08982",
+        "blocks of k-means clusters with the largest error",
+        "one term per left-out block",
     ),
 )
 PRESETS = ("paper", "release")  # SVOO's, accepted as names of methods

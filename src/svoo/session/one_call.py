@@ -44,10 +44,12 @@ def make_plan(
     decision = _decide(
         query, key, value, config, layout, step, steps, layer, layers, scale, generator
     )
+    tokens = query, key, value
     if isinstance(decision, Dense):
-        return finish_plan(_everything(query, key, layout), config, layout)
+        everything = _everything(query, key, layout)
+        return finish_plan(everything, tokens, config, layout, scale)
     plan = decision.plan if isinstance(decision, Corrected) else decision
-    return finish_plan(plan, config, layout)
+    return finish_plan(plan, tokens, config, layout, scale)
 
 
 @inference_only
@@ -89,7 +91,7 @@ def sparse_attention(
         raise ConfigError(f"budgets and state are SVOO's; {config.name} takes neither")
     assert not isinstance(decision, Dense)  # without warm-up
     plan = decision.plan if isinstance(decision, Corrected) else decision
-    plan = finish_plan(plan, config, layout)
+    plan = finish_plan(plan, (query, key, value), config, layout, scale)
     if not isinstance(decision, Corrected):
         return run_plan(query, key, value, plan, backend=config.backend, scale=scale)
     output, lse = run_plan(

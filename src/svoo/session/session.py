@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from svoo.backends import Workspace, attend
+from svoo.core.far_field import add_far_terms
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan, add_text
 from svoo.core.quality import recall
@@ -223,7 +224,8 @@ class Session:
         query, key, value = tokens
         layout = call.layout
         plan = decision.plan if isinstance(decision, Corrected) else decision
-        plan = finish_plan(plan, self.config, layout)
+        with call.watch("selection"):
+            plan = finish_plan(plan, tokens, self.config, layout, call.scale)
         with call.watch("attention"):
             output, lse, backend = attend(
                 query,
@@ -277,11 +279,20 @@ def _video(tokens: Tensor, layout: VideoLayout | None) -> Tensor:
     return tokens if layout is None else layout.video_part(tokens)
 
 
-def finish_plan(plan: BlockPlan, config: MethodConfig, layout: VideoLayout | None) -> BlockPlan:
+def finish_plan(
+    plan: BlockPlan,
+    tokens: Sequence[Tensor],
+    config: MethodConfig,
+    layout: VideoLayout | None,
+    scale: float | None = None,
+) -> BlockPlan:
     """Return a method's plan for the video with what all methods have in common: compensation, if
     the config asks for it and the method did not do it, then text and padding."""
     if config.compensate == "mean" and plan.terms is None:
         plan = replace(plan, terms=MeanTerms(plan.key_sizes > 0), check=False)
+    if config.compensate == "far" and plan.terms is None:
+        query, key, value = (_video(side, layout) for side in tokens)
+        plan = add_far_terms(plan, query, key, value, scale=scale)
     return plan if layout is None else add_text(plan, layout, check=False)
 
 

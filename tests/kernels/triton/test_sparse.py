@@ -15,6 +15,8 @@ from svoo.kernels.triton.ranges import GROUP, cut, keep_pieces
 from svoo.kernels.triton.sparse import _longest_first, sparse_attention
 from svoo.kernels.triton.tiles import Tile
 
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
+
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # one ulp
 SMALL = Tile(16, 32, warps=1, stages=1)
 
@@ -110,6 +112,7 @@ def test_far_terms_are_rows_of_the_same_softmax(
 ) -> None:
     """Rows that no query block reads are NaN in these plans."""
     tokens = case.tokens(dtype)
+    tolerance = 2 * TOLERANCE[dtype]  # the interpreter cuts means off where a GPU rounds them
     plan = case.far_plan(groups=groups, ordered=ordered, dtype=dtype)
     got = attend(tokens, plan, kernel_device)
     wide = map_tensors(plan.terms, lambda part: part.double() if part.ndim == 5 else part)
@@ -120,9 +123,9 @@ def test_far_terms_are_rows_of_the_same_softmax(
     magnitude = replace(wide, value=wide.value.abs(), groups=groups_by_size)
     absolute = (tokens[0], tokens[1], tokens[2].abs())
     reach = exact(absolute, replace(plan, terms=magnitude), 0.2).output
-    assert bool(((got.output.double() - output).abs() <= TOLERANCE[dtype] * (1 + reach)).all())
+    assert bool(((got.output.double() - output).abs() <= tolerance * (1 + reach)).all())
     assert got.lse is not None
-    torch.testing.assert_close(got.lse.double(), lse, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(got.lse.double(), lse, atol=tolerance, rtol=tolerance)
 
 
 def test_a_large_case_with_the_default_tile(kernel_device: torch.device) -> None:

@@ -26,6 +26,11 @@ from svoo.methods.warm_up import count_dense_steps, fraction_of
 class SVOOConfig(MethodConfig):
     """How sparse, how often reclustered, what stays dense.
 
+    `tolerance` is the one knob of default mode: a block is computed where its far-field term would
+    err by more (see `core.far_field`); smaller is closer to dense. `groups` of key blocks share a
+    term where that errs less. No more than `densest` of the pairs is computed: a layer that would
+    need more stays dense. `tolerance=None`: mass and budgets decide, as in the paper.
+
     `mass` is the probability that kept blocks must cover (tau); heads whose budget is above
     `theta` keep the smaller of what mass and budget ask for, the others the larger. After the
     dense steps, mass and budgets fall from 1 to their own values over the fraction `ramp` of the
@@ -38,6 +43,9 @@ class SVOOConfig(MethodConfig):
 
     name: ClassVar[str] = "svoo"
 
+    tolerance: float | None = None
+    groups: int = 8
+    densest: float = 0.6
     mass: float = 0.7
     theta: float = 0.1
     dense_steps: int | float = 0.2
@@ -57,6 +65,11 @@ class SVOOConfig(MethodConfig):
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
         super().__post_init__()
+        if self.tolerance is not None:
+            require_number("tolerance", self.tolerance, 0, 1e6)
+            require_choice("compensate", self.compensate, ("far",))
+        require_count("groups", self.groups, 0)
+        require_number("densest", self.densest, 0, 1)
         require_number("mass", self.mass, 0, 1)
         require("mass", self.mass, "a number above 0", fits=self.mass > 0)
         require_number("theta", self.theta, 0, 1)
@@ -133,6 +146,13 @@ class SVOOConfig(MethodConfig):
             budget_unit="whole clusters",
             budget_range=numbers.budget_range,
         )
+
+    def tolerance_at(self, step: int, steps: int) -> float:
+        """Return the tolerance of a step: half in the first quarter, where errors last longest,
+        one and a half in the second half."""
+        assert self.tolerance is not None
+        part = step / steps
+        return self.tolerance * (0.5 if part < 0.25 else 1.0 if part < 0.5 else 1.5)
 
     def dense_share(self, step: int, steps: int) -> float:
         """Return how much of the way back to dense a step goes: 1 before the ramp, 0 after it."""

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from svoo.core.clustering import CoClusters, from_labels
+from svoo.core.clustering import (
+    CoClusters,
+    co_cluster,
+    default_clusters,
+    from_labels,
+)
+from svoo.core.kmeans import k_means
+from svoo.methods.svoo.config import SVOOConfig
 
 
 @dataclass
@@ -23,35 +30,74 @@ class LabelState:
     counts: tuple[int, int] = (0, 0)
     labels: tuple[Tensor, Tensor] | None = None
 
+    def fits(self, query: Tensor, key: Tensor, videos: int) -> bool:
+        """Return whether labels of so many videos are remembered for tokens of these shapes."""
+        return self.labels is not None and all(
+            kept.shape == (videos, *tokens.shape[1:3]) and kept.device == tokens.device
+            for kept, tokens in zip(self.labels, (query, key), strict=True)
+        )
+
+    def is_fresh(
+        self, query: Tensor, key: Tensor, recluster_every: int, videos: Sequence[int]
+    ) -> bool:
+        """Return whether the remembered labels serve this call, or new ones are due."""
+        young = 0 <= self.step - self.made_at < recluster_every
+        return young and self.fits(query, key, max(videos) + 1)
+
+    def labels_of(self, videos: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return labels `[B, H, N]`, `[B, H, M]` (int64) for samples of these videos."""
+        assert self.labels is not None
+        query, key = (side[list(videos)].long() for side in self.labels)
+        return query, key
+
     def reuse(
         self, query: Tensor, key: Tensor, recluster_every: int, videos: Sequence[int] | None = None
     ) -> CoClusters | None:
         """Return clusters with the remembered labels and fresh centroids, or None if new ones are
         due. `videos` says which of the remembered videos each sample of the batch belongs to."""
-        if self.labels is None or not 0 <= self.step - self.made_at < recluster_every:
-            return None
         videos = range(len(query)) if videos is None else videos
-        for kept, tokens in zip(self.labels, (query, key), strict=True):
-            expected = max(videos) + 1, *tokens.shape[1:3]
-            if kept.shape != expected or kept.device != tokens.device:
-                return None
-        labels = self.labels
-        if len(labels[0]) < len(query):  # samples of one video share its labels
-            labels = labels[0][list(videos)], labels[1][list(videos)]
-        return from_labels(query, key, *labels, self.counts)
+        if not self.is_fresh(query, key, recluster_every, videos):
+            return None
+        return from_labels(query, key, *self.labels_of(videos), self.counts)
 
     def remember(self, clusters: CoClusters) -> None:
         """Keep the labels of new clusters."""
-        sides = (clusters.query, clusters.key)
-        self.counts = clusters.query.sizes.shape[2], clusters.key.sizes.shape[2]
+        counts = clusters.query.sizes.shape[2], clusters.key.sizes.shape[2]
+        self.keep_labels(clusters.query.labels, clusters.key.labels, counts)
+
+    def keep_labels(self, query: Tensor, key: Tensor, counts: tuple[int, int]) -> None:
+        """Keep labels `[V, H, N]`, `[V, H, M]` of V videos."""
         narrow = [
             torch.int16 if count <= torch.iinfo(torch.int16).max else torch.int32
-            for count in self.counts
+            for count in counts
         ]
-        query, key = (side.labels.to(dtype) for side, dtype in zip(sides, narrow, strict=True))
-        self.labels, self.made_at = (query, key), self.step
+        self.labels = query.to(narrow[0]), key.to(narrow[1])
+        self.counts, self.made_at = counts, self.step
 
     @property
     def nbytes(self) -> int:
         """Bytes that the labels take."""
         return sum(side.nbytes for side in self.labels or ())
+
+
+def cluster_counts(config: SVOOConfig, query: Tensor, key: Tensor) -> tuple[int, int]:
+    """Return the numbers of query and key clusters: the config's, or by the numbers of tokens."""
+    return (
+        config.query_clusters or default_clusters(query.shape[2], config.fineness)[0],
+        config.key_clusters or default_clusters(key.shape[2], config.fineness)[1],
+    )
+
+
+def cluster(
+    query: Tensor, key: Tensor, config: SVOOConfig, generator: torch.Generator
+) -> CoClusters:
+    """Return new clusters of query `[B, H, N, D]` and key `[B, H, M, D]` as the config says."""
+    make = co_cluster if config.clustering == "co" else k_means
+    return make(
+        query,
+        key,
+        *cluster_counts(config, query, key),
+        iterations=config.iterations,
+        generator=generator,
+        check=False,
+    )

@@ -1,21 +1,20 @@
-"""SVOO: co-cluster, select, plan; labels live for a few steps and are shared by the guidance
+"""SVOO: cluster, select, plan; labels live for a few steps and are shared by the guidance
 branches."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from svoo.core.clustering import CoClusters, co_cluster, default_clusters
-from svoo.core.kmeans import k_means
+from svoo.core.far_field import heads_per_plan
 from svoo.core.plan import BlockPlan, plan_from_clusters
 from svoo.core.selection import select_blocks
 from svoo.methods.base import Call, Dense, Run
 from svoo.methods.svoo.budgets import find_budgets
 from svoo.methods.svoo.config import SVOOConfig
-from svoo.methods.svoo.labels import LabelState
+from svoo.methods.svoo.far import plan_far_call
+from svoo.methods.svoo.labels import LabelState, cluster, cluster_counts
 from svoo.methods.warm_up import warm_up
 
 
@@ -28,8 +27,10 @@ class SVOOMethod:
         self.run = run
         self.budgets = find_budgets(config, run)
         self._states: dict[tuple[int, int, str, int, int], LabelState] = {}
+        self._looked_at: set[tuple[int, int, int]] = set()
+        self._too_dense: dict[tuple[int, int], Dense] = {}
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:
         """Return dense in the warm-up, else the blocks that mass and budgets ask for."""
         dense = self.budgets.before(query, key, call, warm_up(self.config, self.run.steps, call))
         if dense is not None:
@@ -40,11 +41,47 @@ class SVOOMethod:
         place = call.stage, call.layer, branch, call.sample, call.head_offset
         state = self._states.setdefault(place, LabelState())
         state.step = call.step
+        if self.config.tolerance is not None:
+            return self._plan_far(query, key, value, call, state)
         mass, budgets = self.targets(call, query.shape[1])
         if budgets is not None:
             budgets = budgets.to(query.device, non_blocking=True)
         config = replace(self.config, mass=mass)
         return plan_call(query, key, config, call, budgets=budgets, state=state)
+
+    def _plan_far(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call, state: LabelState
+    ) -> BlockPlan | Dense:
+        """Return the plan with far-field terms, or dense for a layer where too much would be
+        kept."""
+        if (call.stage, call.layer) in self._too_dense:
+            return self._too_dense[call.stage, call.layer]
+        weight = None
+        weights = self.run.head_weights()
+        if weights is not None:
+            heads = slice(call.head_offset, call.head_offset + query.shape[1])
+            weight = weights[call.stage, call.layer, heads]
+        tolerance = self.config.tolerance_at(call.step, self.run.steps)
+        plan = plan_far_call(query, key, value, self.config, call, tolerance, state, weight)
+        place = call.stage, call.layer, call.head_offset
+        if place not in self._looked_at:  # once per layer and video: it waits for the device
+            self._looked_at.add(place)
+            density = float(plan.density().mean())
+            if density > self.config.densest:
+                reason = (
+                    f"keeping {density:.0%} of the pairs would not pay (densest is "
+                    f"{self.config.densest:.0%}): a larger tolerance keeps less"
+                )
+                self._too_dense[call.stage, call.layer] = Dense(reason)
+                return self._too_dense[call.stage, call.layer]
+        return plan
+
+    def heads_per_plan(self, query: Tensor, key: Tensor) -> int:
+        """Return how many heads are planned at a time: far-field terms take memory."""
+        if self.config.compensate != "far":
+            return query.shape[1]
+        counts = cluster_counts(self.config, query, key)
+        return heads_per_plan(*counts, query.shape[3], query.dtype)
 
     def targets(self, call: Call, heads: int) -> tuple[float, Tensor | None]:
         """Return the mass to cover and the budgets `[heads]` of a call, on their way from dense
@@ -82,7 +119,7 @@ def plan_call(
             state = state or LabelState(step=call.step)
             firsts = [videos.index(video) for video in range(max(videos) + 1)]
             shown = (query, key) if len(firsts) == len(query) else (query[firsts], key[firsts])
-            made = _cluster(*shown, config, call.chance(config.seed))
+            made = cluster(*shown, config, call.chance(config.seed))
             state.remember(made)
             clusters = made
             if len(firsts) < len(query):
@@ -99,18 +136,3 @@ def plan_call(
             check=False,
         )
         return plan_from_clusters(clusters, keep, compensate=False)
-
-
-def _cluster(
-    query: Tensor, key: Tensor, config: SVOOConfig, generator: torch.Generator
-) -> CoClusters:
-    cluster = co_cluster if config.clustering == "co" else k_means
-    return cluster(
-        query,
-        key,
-        config.query_clusters or default_clusters(query.shape[2], config.fineness)[0],
-        config.key_clusters or default_clusters(key.shape[2], config.fineness)[1],
-        iterations=config.iterations,
-        generator=generator,
-        check=False,
-    )

@@ -1,0 +1,142 @@
+"""SVG-EAR: SVG2's clusters, key clusters by the error that leaving them to their means makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from svoo.catalogue import find_model
+from svoo.core.block_errors import log_block_errors
+from svoo.core.clustering import CoClusters, scale_clusters
+from svoo.core.kmeans import WarmKMeans
+from svoo.core.plan import BlockPlan, plan_from_clusters
+from svoo.core.selection import coarse_mass
+from svoo.core.token_budget import spend_tokens
+from svoo.methods.base import (
+    Call,
+    Compensate,
+    Dense,
+    Method,
+    MethodConfig,
+    Run,
+    require,
+    require_count,
+    require_number,
+    require_switch,
+)
+from svoo.methods.warm_up import sparse_videogen_warm_up, warm_up
+
+
+@dataclass(frozen=True, kw_only=True)
+class SVGEARConfig(MethodConfig):
+    """SVG-EAR (arXiv 2603.08982; svg-project/Sparse-VideoGen 9b81185).
+
+    Clusters as SVG2's. A query cluster may keep as many key tokens as the key clusters hold that
+    cover `mass` (at least the first 2 `floor` of all clusters), in falling order of coarse mass.
+    The first `floor` of them are kept; what is left of the tokens goes to the clusters with the
+    largest error log E_ij - `gamma` log n_j, the last of which may overshoot. E_ij is the squared
+    error of block j at the query centroid if its tokens were replaced by their means (see
+    `core.block_errors`). Left-out clusters enter the softmax as their means.
+    """
+
+    name: ClassVar[str] = "svg-ear"
+
+    query_clusters: int = 300
+    key_clusters: int = 1000
+    mass: float = 0.9
+    floor: float = 0.1
+    gamma: float = 1.0
+    first_iterations: int = 50
+    iterations: int = 2
+    scale_clusters: bool = True
+    dense_steps: int | float = 0.2
+    dense_layers: int = 1
+    compensate: Compensate = "mean"
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, by name."""
+        super().__post_init__()
+        for name in ("query_clusters", "key_clusters", "first_iterations", "iterations"):
+            require_count(name, getattr(self, name), 1)
+        require_number("mass", self.mass, 0, 1)
+        require("mass", self.mass, "a number above 0", fits=self.mass > 0)
+        require_number("floor", self.floor, 0, 1)
+        require_number("gamma", self.gamma, 0, 10)
+        require_switch("scale_clusters", self.scale_clusters)
+
+    @classmethod
+    def for_model(cls, model: str) -> Self:
+        """Return the settings of the authors' script for a model."""
+        queries = 400 if find_model(model).name.startswith("hunyuan") else 300
+        return cls(query_clusters=queries, **sparse_videogen_warm_up(model))
+
+    def start(self, run: Run) -> Method:
+        """Return the method for a new video."""
+        return _SVGEARMethod(self, run)
+
+
+class _SVGEARMethod:
+    """SVG-EAR over a run: a pair of centroid sets for every (stage, layer)."""
+
+    def __init__(self, config: SVGEARConfig, run: Run) -> None:
+        self.config = config
+        self.run = run
+        self._states: dict[tuple[int, int, int, int], WarmKMeans] = {}
+
+    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:
+        config = self.config
+        dense = warm_up(config, self.run.steps, call)
+        if dense is not None:
+            return dense
+        counts = config.query_clusters, config.key_clusters
+        if config.scale_clusters:
+            counts = (
+                scale_clusters(counts[0], query.shape[2]),
+                scale_clusters(counts[1], key.shape[2]),
+            )
+        place = call.stage, call.layer, call.sample, call.head_offset
+        state = self._states.setdefault(
+            place, WarmKMeans(config.first_iterations, config.iterations)
+        )
+        with call.watch("clustering"):
+            videos, chance = call.videos(len(query)), call.chance(config.seed)
+            clusters, work = state.cluster(query, key, counts, videos, chance)
+        call.count("clustering", work)
+        with call.watch("selection"):
+            keep = select_by_error(clusters, key, value, config, call.scale)
+        call.count("selection", counts[0] / query.shape[2])  # each centroid with every key
+        return plan_from_clusters(clusters, keep, compensate=False)  # Session adds the means
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(state.nbytes for state in self._states.values())
+
+
+def select_by_error(
+    clusters: CoClusters, key: Tensor, value: Tensor, config: SVGEARConfig, scale: float | None
+) -> Tensor:
+    """Return the key clusters that each query cluster keeps, bool `[B, H, Cq, Ck]`, for key, value
+    `[B, H, M, D]`."""
+    mass, sizes = coarse_mass(clusters, scale=scale), clusters.key.sizes
+    order = mass.argsort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(order.shape[-1], device=order.device)
+    count = (mass.gather(-1, order).cumsum(dim=-1) < config.mass).sum(dim=-1, keepdim=True) + 1
+    if config.floor > 0:
+        count = count.clamp(min=max(1, int(2 * config.floor * len(ranks))))
+    sorted_sizes = sizes.unsqueeze(2).expand(order.shape).gather(-1, order)
+    certain = ranks < max(1, int(config.floor * len(ranks)))
+    tokens = torch.where((ranks < count) & ~certain, sorted_sizes, 0).sum(dim=-1)
+    kept = torch.zeros_like(order, dtype=torch.bool).scatter_(
+        -1, order, certain.expand(order.shape)
+    )
+    errors = log_block_errors(clusters, key, value, scale=scale)
+    ranking = errors - config.gamma * sizes.to(errors.dtype).log().unsqueeze(2)
+    ranking = ranking.nan_to_num(-torch.inf, torch.inf, -torch.inf)  # empty: -inf + inf
+    # The certain ones come first and are paid for: what is left after them is spent.
+    paid = torch.where(kept, sizes.unsqueeze(2), 0).sum(dim=-1)
+    return spend_tokens(ranking.masked_fill(kept, torch.inf), sizes, paid + tokens) | (
+        kept & (sizes > 0).unsqueeze(2)
+    )

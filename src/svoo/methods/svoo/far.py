@@ -1,0 +1,86 @@
+"""Default mode: clusters from few features, blocks by tolerance, far-field terms for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from svoo.core.clustering import draw_centroids, from_labels
+from svoo.core.far_field import plan_far_field
+from svoo.core.features import key_features, query_features
+from svoo.core.kmeans import k_means
+from svoo.core.plan import BlockPlan
+from svoo.methods.base import Call
+from svoo.methods.svoo.config import SVOOConfig
+from svoo.methods.svoo.labels import LabelState, cluster, cluster_counts
+
+
+def plan_far_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    config: SVOOConfig,
+    call: Call,
+    tolerance: float,
+    state: LabelState | None = None,
+    weight: Tensor | None = None,
+) -> BlockPlan:
+    """Cluster, look from afar, choose: the plan with far-field terms for the video tokens."""
+    state = state or LabelState(step=call.step)
+    counts = cluster_counts(config, query, key)
+    with call.watch("clustering"):
+        videos = call.videos(len(query)) if config.share_branches else list(range(len(query)))
+        if not state.is_fresh(query, key, config.recluster_every, videos):
+            firsts = [videos.index(video) for video in range(max(videos) + 1)]
+            shown = [side[firsts] for side in (query, key, value)]
+            state.keep_labels(*_far_labels(shown, config, call, state, counts), counts)
+        query_labels, key_labels = state.labels_of(videos)
+    with call.watch("selection"):
+        return plan_far_field(
+            query,
+            key,
+            value,
+            query_labels,
+            key_labels,
+            counts,
+            tolerance=tolerance,
+            weight=weight,
+            groups=config.groups,
+            scale=call.scale,
+        )
+
+
+def _far_labels(
+    tokens: Sequence[Tensor],
+    config: SVOOConfig,
+    call: Call,
+    state: LabelState,
+    counts: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
+    """Return new labels: k-means on few features, from where the old labels' centroids are now."""
+    query, key, value = tokens
+    if config.clustering == "co":
+        made = cluster(query, key, config, call.chance(config.seed))
+        return made.query.labels, made.key.labels
+    shown = query_features(query), key_features(key, value)
+    initial: tuple[Tensor, Tensor] | None = None
+    iterations = config.iterations
+    if state.fits(query, key, len(query)):
+        old = from_labels(*shown, *state.labels_of(range(len(query))), counts)
+        drawn = draw_centroids(*shown, counts, call.chance(config.seed))  # for empty clusters
+        initial = (
+            torch.where(old.query.sizes.unsqueeze(-1) > 0, old.query.centroids, drawn[0]),
+            torch.where(old.key.sizes.unsqueeze(-1) > 0, old.key.centroids, drawn[1]),
+        )
+        iterations = 1
+    made = k_means(
+        *shown,
+        *counts,
+        iterations=iterations,
+        initial=initial,
+        generator=call.chance(config.seed),
+        check=False,
+    )
+    return made.query.labels, made.key.labels

@@ -1,0 +1,110 @@
+import pytest
+import torch
+from making import normal
+from synthetic import clustered_tokens
+
+from svoo import BlockPlan, Call, Dense, FarTerms, Run, Session, SVOOConfig, VideoLayout
+from svoo.core.random import seeded
+from svoo.methods.base import Compensate
+from svoo.methods.svoo.method import SVOOMethod
+
+LAYOUT = VideoLayout(5, 6, 10)
+CONFIG = SVOOConfig(
+    tolerance=2e-3,
+    compensate="far",
+    clustering="kmeans",
+    recluster_every=1,
+    dense_steps=0,
+    dense_layers=0,
+    query_clusters=24,
+    key_clusters=40,
+)
+QUERY, KEY, VALUE = clustered_tokens(1, 2, 300, 16, generator=seeded(1))
+
+
+def started(config: SVOOConfig = CONFIG, **known: object) -> SVOOMethod:
+    return SVOOMethod(config, Run(steps=20, layers=2, heads=2, **known))  # type: ignore[arg-type]
+
+
+def plan_at(method: SVOOMethod, step: int, **where: object) -> BlockPlan:
+    plan = method.plan(QUERY, KEY, VALUE, Call(step, 1, LAYOUT, **where))  # type: ignore[arg-type]
+    assert isinstance(plan, BlockPlan)
+    return plan
+
+
+def test_it_is_close_to_dense_where_there_is_structure() -> None:
+    dense = torch.nn.functional.scaled_dot_product_attention(QUERY, KEY, VALUE)
+    session = Session(CONFIG, steps=20, layers=2, heads=2)
+    output = session.attend(QUERY, KEY, VALUE, step=10, layer=1, layout=LAYOUT)
+    assert float((output - dense).norm() / dense.norm()) < 0.1
+    assert (session.stats().density or 1) < 0.6
+
+
+def test_early_steps_are_held_to_half_the_tolerance_and_late_ones_to_more() -> None:
+    assert [CONFIG.tolerance_at(step, 20) for step in (0, 4, 5, 9, 10, 19)] == pytest.approx(
+        [1e-3, 1e-3, 2e-3, 2e-3, 3e-3, 3e-3]
+    )
+    early, late = (float(plan_at(started(), step).density().mean()) for step in (0, 19))
+    assert early > late
+
+
+def test_labels_go_on_from_the_step_before_and_serve_both_branches() -> None:
+    method = started()
+    first, second = plan_at(method, 0), plan_at(method, 0, branch="uncond")
+    assert torch.equal(first.key_blocks(), second.key_blocks())
+    later = plan_at(method, 1)
+    moved = (first.key_blocks() != later.key_blocks()).float().mean()
+    assert 0 < float(moved) < 0.5  # one more iteration, not a new start
+    alone = plan_at(started(), 1)
+    assert float((alone.key_blocks() != later.key_blocks()).float().mean()) > 0.5
+
+
+def test_a_head_that_counts_more_keeps_more() -> None:
+    weights = torch.tensor([0.1, 10.0]).expand(1, 2, 2)
+    low, high = plan_at(started(head_weights=lambda: weights), 10).density()[0].tolist()
+    even = plan_at(started(), 10).density()[0].tolist()
+    assert low < even[0] and high > even[1]
+    other = plan_at(started(head_weights=lambda: weights.flip(-1)), 10, head_offset=0)
+    assert other.density()[0, 0] > other.density()[0, 1]
+
+
+def test_tokens_without_structure_stay_dense_and_say_why() -> None:
+    query, key, value = (normal(1, 2, 300, 16, seed=seed) for seed in range(3))
+    config = SVOOConfig(**(vars(CONFIG) | {"tolerance": 1e-9}))
+    method = started(config)
+    for step in (0, 1):
+        found = method.plan(query, key, value, Call(step, 1, LAYOUT))
+        assert isinstance(found, Dense) and "of the pairs would not pay" in found.reason
+
+
+def test_terms_are_there_and_groups_can_be_left_out() -> None:
+    terms = plan_at(started(), 10).terms
+    assert isinstance(terms, FarTerms) and terms.groups is not None
+    config = SVOOConfig(**(vars(CONFIG) | {"groups": 0}))
+    apart = plan_at(started(config), 10).terms
+    assert isinstance(apart, FarTerms) and apart.groups is None
+    assert int(apart.middle.sum()) > int(terms.middle.sum())
+
+
+def test_co_clusters_instead_of_k_means() -> None:
+    config = SVOOConfig(**(vars(CONFIG) | {"clustering": "co"}))
+    assert not torch.equal(
+        plan_at(started(config), 0).key_blocks(), plan_at(started(), 0).key_blocks()
+    )
+
+
+def test_mass_and_budgets_can_choose_and_far_terms_stand_for_the_rest() -> None:
+    dense = torch.nn.functional.scaled_dot_product_attention(QUERY, KEY, VALUE)
+    errors = {}
+    choices: tuple[Compensate, ...] = (False, "mean", "far")
+    for compensate in choices:
+        config = SVOOConfig(
+            mass=0.5,
+            query_clusters=24,
+            key_clusters=40,
+            compensate=compensate,
+        )
+        session = Session(config.always_sparse(), steps=20, layers=2, heads=2)
+        output = session.attend(QUERY, KEY, VALUE, step=0, layer=1, layout=LAYOUT)
+        errors[compensate] = float((output - dense).norm() / dense.norm())
+    assert errors["far"] < errors["mean"] < errors[False]
