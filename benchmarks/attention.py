@@ -144,6 +144,28 @@ def compare_flex(tokens: int, density: float, heads: int, repeats: int) -> dict[
     }
 
 
+def compare_dense(size: int, block: int, tokens: int, heads: int, repeats: int) -> dict[str, Any]:
+    """Time the cpp backend with all pairs kept, by query blocks of so many tokens in a random
+    order, against SDPA."""
+    shape = (1, heads, tokens, size)
+    query, key, value = (torch.randn(shape, generator=seeded(i)) for i in range(3))
+    plan = even_plan(tokens, -(-tokens // block), tokens // 21, 1.0, compensate=False, heads=heads)
+    dense = scaled_dot_product_attention(query, key, value)
+    gate("cpp", run_plan(query, key, value, plan, backend="cpp"), dense, 2e-5)
+    calls: dict[str, Call] = {
+        "dense": lambda: scaled_dot_product_attention(query, key, value),
+        "cpp": partial(run_plan, query, key, value, plan, backend="cpp"),
+    }
+    seconds = interleave(calls, repeats)
+    return {
+        "size": size,
+        "block": block,
+        "tokens": tokens,
+        **{f"{name}_seconds": taken for name, taken in seconds.items()},
+        "of_dense": seconds["cpp"] / seconds["dense"],
+    }
+
+
 def whole_method(tokens: int, heads: int, repeats: int) -> dict[str, Any]:
     """Time the whole method (clustering, selection, attention) on clustered tokens against
     dense attention."""
@@ -252,6 +274,18 @@ def main(
         names = ("density", "flex_seconds", *(f"flex_over_{name}" for name in BACKENDS))
         table.add_row(f"{row['tokens']:,}", *(f"{row[name]:.3f}" for name in names))
     console.print(table)
+    all_pairs = [
+        compare_dense(size, block, 7488, heads, repeats)
+        for size in (32, 64, 128)
+        for block in (192, 84, 48, 16)
+    ]
+    table = Table(title="all pairs kept, 7,488 tokens: seconds")
+    for name in ("head size", "query block", "SDPA", "cpp", "cpp / SDPA"):
+        table.add_column(name, justify="right")
+    for row in all_pairs:
+        times = (f"{row[name]:.3f}" for name in ("dense_seconds", "cpp_seconds", "of_dense"))
+        table.add_row(str(row["size"]), str(row["block"]), *times)
+    console.print(table)
     whole = [whole_method(count, heads, max(3, repeats // 2)) for count in counts]
     for row in whole:
         speed_up = row["dense_seconds"] / row["svoo_seconds"]
@@ -265,7 +299,7 @@ def main(
     for name in (*BACKENDS, "svoo"):
         verdict = "below" if peak[f"{name}_bytes"] < limit else "NOT below"
         console.print(f"{name}: {verdict} a dense call and one buffer of keys and values")
-    path = save(out, "attention", rows, flex=flex, whole=whole, memory=peak)
+    path = save(out, "attention", rows, flex=flex, all_pairs=all_pairs, whole=whole, memory=peak)
     curves = {
         "dense SDPA": [(row["tokens"], row["dense_seconds"]) for row in whole],
         "SVOO, clustering included": [(row["tokens"], row["svoo_seconds"]) for row in whole],

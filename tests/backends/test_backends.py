@@ -84,7 +84,7 @@ def test_the_ladder(
 def test_an_unknown_backend_is_refused_with_the_names() -> None:
     with pytest.raises(
         BackendUnavailableError,
-        match="'cudnn'; there are auto, triton, flashinfer, cpp, blocked, reference",
+        match="'cudnn'; there are auto, triton, flashinfer, cpp, cpp-bf16, blocked, reference",
     ):
         run_plan(*CASE.tokens(), CASE.plan(compensate=False), backend="cudnn")
 

@@ -10,8 +10,6 @@ from svoo.core.blocks import (
     block_means,
     block_sizes,
     block_sums,
-    count_blocks,
-    keep_top,
     plan_blocks,
     split_blocks,
 )
@@ -24,7 +22,6 @@ CPU = torch.device("cpu")
 def test_sums_means_and_sizes_are_those_of_slices(tokens: int, block: int, batch: int) -> None:
     values = normal(batch, tokens, 3, 5, dtype=torch.float64).transpose(1, 2)  # a view, as seen
     slices = values.split(block, dim=2)
-    assert count_blocks(tokens, block) == len(slices)
     assert block_sizes(tokens, block, CPU).tolist() == [part.shape[2] for part in slices]
     sums = torch.stack([part.sum(dim=2) for part in slices], dim=2)
     means = torch.stack([part.mean(dim=2) for part in slices], dim=2)
@@ -37,13 +34,6 @@ def test_low_precision_is_added_in_float32() -> None:
     ones = torch.ones(1, 1, 1000, 2, dtype=torch.bfloat16)  # bfloat16 cannot count above 256
     assert block_sums(ones, 500).tolist() == [[[[500.0, 500.0], [500.0, 500.0]]]]
     assert block_means(ones, 300).dtype == torch.float32
-
-
-def test_of_equal_scores_the_first_is_kept() -> None:
-    scores = torch.tensor([[1.0, 2.0, 2.0, 0.0], [3.0, 3.0, 3.0, 3.0]])
-    assert keep_top(scores, 1).int().tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
-    counts = torch.tensor([[3], [2]])
-    assert keep_top(scores, counts).int().tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from svoo import BlockPlan, Call, Dense, Run, Session, VideoLayout
 from svoo.errors import ConfigError
-from svoo.methods.adaspa import AdaSpaConfig, AdaSpaMethod, block_sums
+from svoo.methods.adaspa import AdaSpaConfig, AdaSpaMethod, probability_sums
 
 
 def definition(query: Tensor, key: Tensor, config: AdaSpaConfig) -> Tensor:
@@ -74,7 +74,7 @@ def test_is_its_definition(
 
 def test_sums_are_those_of_all_probabilities() -> None:
     query, key = normal(1, 2, 3000, 4), normal(1, 2, 2500, 4, seed=1)
-    sums = block_sums(query, key, 64, 0.5)
+    sums = probability_sums(query, key, 64, 0.5)
     assert sums.shape == (1, 2, 47, 40)
     torch.testing.assert_close(sums.sum(dim=(2, 3)), torch.full((1, 2), 3000.0))
     weights = (query[:, :, 64:128] @ key.mT * 0.5).softmax(dim=-1)

@@ -38,6 +38,7 @@ BACKENDS: tuple[Backend, ...] = (
     TritonBackend(),
     FlashInferBackend(),
     CppBackend(),
+    CppBackend("bf16"),  # behind the one that "auto" takes
     BlockedBackend(),
     ReferenceBackend(),
 )

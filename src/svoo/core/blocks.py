@@ -7,13 +7,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from svoo.core.plan import BlockPlan
+from svoo.core.selection import falling_order
 from svoo.core.terms import Terms
 from svoo.core.validate import accumulation_dtype
-
-
-def count_blocks(tokens: int, block: int) -> int:
-    """Return how many blocks of `block` tokens cover so many tokens."""
-    return -(-tokens // block)
 
 
 def block_sizes(tokens: int, block: int, device: torch.device) -> Tensor:
@@ -59,7 +55,7 @@ def split_blocks(tokens: Tensor, block: int) -> Tensor:
 def keep_top(scores: Tensor, count: int | Tensor) -> Tensor:
     """Return which blocks are among the `count` best of their row of scores `[..., C]`; of equal
     ones the first. `count` is one for all, or one per row `[..., 1]`."""
-    order = scores.argsort(dim=-1, descending=True, stable=True)
+    order = falling_order(scores)
     chosen = torch.arange(scores.shape[-1], device=scores.device) < count
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, chosen.expand_as(order))
 

@@ -71,8 +71,8 @@ class BlockPlan:
         if check:
             check_labels("query", query_labels, keep, blocks=keep.shape[2])
             check_labels("key", key_labels, keep, blocks=keep.shape[3])
-        query_order, query_sizes = _sort_labels(query_labels, keep.shape[2])
-        key_order, key_sizes = _sort_labels(key_labels, keep.shape[3])
+        query_order, query_sizes = sort_labels(query_labels, keep.shape[2])
+        key_order, key_sizes = sort_labels(key_labels, keep.shape[3])
         return cls(query_order, key_order, query_sizes, key_sizes, keep, terms, check)
 
     def kept_keys(self) -> Tensor:
@@ -162,7 +162,7 @@ def plan_from_clusters(
     none, and the text and padding of a layout."""
     terms = MeanTerms(clusters.key.sizes > 0) if compensate else None
     query_order, key_order = (
-        _sort_labels(side.labels, side.sizes.shape[2])[0] if side.order is None else side.order
+        sort_labels(side.labels, side.sizes.shape[2])[0] if side.order is None else side.order
         for side in (clusters.query, clusters.key)
     )
     query_sizes, key_sizes = clusters.query.sizes, clusters.key.sizes
@@ -220,7 +220,7 @@ def add_text(plan: BlockPlan, layout: VideoLayout, *, check: bool = True) -> Blo
     )
 
 
-def _sort_labels(labels: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+def sort_labels(labels: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
     """Return the stable order that brings labels `[B, H, N]` together, and the block sizes `[B, H,
     blocks]`."""
     if labels.device.type == "cpu" and blocks <= 2**15:

@@ -8,18 +8,22 @@ from svoo.errors import ConfigError
 from svoo.methods.adaspa import AdaSpaConfig
 from svoo.methods.base import MethodConfig
 from svoo.methods.bsa import BSAConfig
+from svoo.methods.clusterattention import ClusterAttentionConfig
 from svoo.methods.dense import DenseConfig
 from svoo.methods.draft import DraftAttentionConfig
+from svoo.methods.dsv import DSVConfig
 from svoo.methods.pisa import PISAConfig
 from svoo.methods.radial import RadialConfig
 from svoo.methods.rainfusion import RainFusionConfig
 from svoo.methods.rainfusion2 import RainFusion2Config
 from svoo.methods.sol import SolConfig
 from svoo.methods.spargeattn import SpargeAttnConfig
+from svoo.methods.sparsepr import SparsePRConfig
 from svoo.methods.sta import STAConfig
 from svoo.methods.svg2 import SVG2Config
 from svoo.methods.svg_ear import SVGEARConfig
 from svoo.methods.svoo.config import SVOOConfig
+from svoo.methods.vmoba import VMoBAConfig
 from svoo.methods.vsa import VSAConfig
 from svoo.methods.xattention import XAttentionConfig
 
@@ -91,6 +95,22 @@ METHODS: tuple[MethodRow, ...] = (
         "dropped",
     ),
     MethodRow(
+        "vmoba",
+        VMoBAConfig,
+        "VMoBA, arXiv 2506.23858",
+        "chunks of the video for each query token",
+        "dropped",
+        trained=True,
+    ),
+    MethodRow(
+        "dsv",
+        DSVConfig,
+        "DSV, arXiv 2502.07590",
+        "the best key tokens for groups of queries",
+        "dropped",
+        trained=True,
+    ),
+    MethodRow(
         "draft",
         DraftAttentionConfig,
         "DraftAttention, arXiv 2505.14708",
@@ -147,6 +167,20 @@ METHODS: tuple[MethodRow, ...] = (
         "SVG-EAR, arXiv 2603.08982",
         "blocks of k-means clusters with the largest error",
         "one term per left-out block",
+    ),
+    MethodRow(
+        "clusterattention",
+        ClusterAttentionConfig,
+        "ClusterAttention, arXiv 2608.26965",
+        "a share of equal-size clusters, made in the other side's metric",
+        "one term per left-out block",
+    ),
+    MethodRow(
+        "sparsepr",
+        SparsePRConfig,
+        "SparsePR, arXiv 2608.18484",
+        "a fixed number of keys, by k-means clusters with the largest error",
+        "dropped, then the output is repaired from a few exact rows",
     ),
 )
 PRESETS = ("paper", "release")  # SVOO's, accepted as names of methods

@@ -21,8 +21,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from svoo.core.blocks import keep_top
 from svoo.core.plan import BlockPlan
-from svoo.core.selection import keep_best
 from svoo.core.tiles import cut_evenly
 from svoo.core.validate import accumulation_dtype, default_scale
 from svoo.methods.base import (
@@ -91,7 +91,9 @@ class AdaSpaMethod:
         due = any(made < step <= call.step for step in self._searches)
         if keep is None or due or keep.shape != (*query.shape[:2], blocks.count, blocks.count):
             with call.watch("selection"):
-                sums = block_sums(query, key, self.config.block, default_scale(query, call.scale))
+                sums = probability_sums(
+                    query, key, self.config.block, default_scale(query, call.scale)
+                )
                 keep = choose_blocks(sums, self.config)
             call.count("search", 0.5)
             self._masks[place] = call.step, keep
@@ -103,7 +105,7 @@ class AdaSpaMethod:
         return sum(keep.nbytes for _, keep in self._masks.values())
 
 
-def block_sums(query: Tensor, key: Tensor, block: int, scale: float) -> Tensor:
+def probability_sums(query: Tensor, key: Tensor, block: int, scale: float) -> Tensor:
     """Return the attention probability from query `[B, H, N, D]` to key `[B, H, M, D]` summed over
     blocks of tokens in their order, `[B, H, Cq, Ck]`. Rows go in chunks."""
     dtype = accumulation_dtype(query)
@@ -140,11 +142,11 @@ def choose_blocks(sums: Tensor, config: AdaSpaConfig) -> Tensor:
     def kept(share: float) -> int:
         return max(1, round(min(1.0, 1 - share) * blocks))
 
-    first = keep_best(sums, kept(sparsity))
+    first = keep_top(sums, kept(sparsity))
     recall = (sums * first).sum(dim=(2, 3)) / sums.sum(dim=(2, 3))  # [B, H]
     good = (recall > config.recall).sum(dim=-1, keepdim=True).clamp(max=heads // 2)
     ranks = recall.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
     counts = torch.full_like(ranks, kept(sparsity))
     counts = torch.where(ranks < good, kept((1 + sparsity) / 2), counts)
     counts = torch.where(ranks >= heads - good, kept((3 * sparsity - 1) / 2), counts)
-    return keep_best(sums, counts.unsqueeze(-1).expand(sums.shape[:3]))
+    return keep_top(sums, counts[..., None, None])

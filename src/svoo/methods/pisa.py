@@ -130,18 +130,19 @@ def _correct(
 ) -> Tensor:
     """Return the output `[B, H, N, D]` plus each token's left-out share times q `slope`.
 
-    The share is the log-sum-exp of the token's mean terms against that of all it attends to, `lse`
-    `[B, H, N]`.
+    The share is the sum of the token's mean terms in its softmax, whose log-sum-exp is `lse` `[B,
+    H, N]`: none of them is above 1.
     """
     rows = max(1, _CHUNK // (keep[..., 0, :].numel() * block))
     sizes = block_sizes(keys, block, query.device)
-    bias = torch.where(keep, -torch.inf, sizes.log().to(key_means.dtype))
+    bias = torch.where(keep, -torch.inf, sizes.log().to(key_means.dtype)).unsqueeze(3)
+    scaled = (key_means * scale).mT
     corrected = torch.empty_like(output)
     for first in range(0, keep.shape[2], rows):
         here = slice(first * block, (first + rows) * block)
         queries = query[:, :, here].to(key_means.dtype)
-        logits = split_blocks(queries @ key_means.mT * scale, block)
-        left = (logits + bias[:, :, first : first + rows].unsqueeze(3)).logsumexp(dim=-1)
-        share = (left.flatten(2)[:, :, : queries.shape[2]] - lse[:, :, here]).exp().clamp(max=1)
-        corrected[:, :, here] = output[:, :, here] + share.unsqueeze(-1) * (queries @ slope)
+        terms = (queries @ scaled).sub_(lse[:, :, here].unsqueeze(-1))
+        terms = split_blocks(terms, block).add_(bias[:, :, first : first + rows]).exp_()
+        share = terms.sum(dim=-1).flatten(2)[:, :, : queries.shape[2]].unsqueeze(-1)
+        corrected[:, :, here] = output[:, :, here] + share * (queries @ slope)
     return corrected

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from svoo.catalogue import find_model
-from svoo.core.blocks import block_sizes, count_blocks, plan_blocks
+from svoo.core.blocks import block_sizes, plan_blocks
 from svoo.core.plan import BlockPlan
 from svoo.methods.base import (
     Call,
@@ -123,7 +123,7 @@ def radial_blocks(frames: int, size: int, config: RadialConfig) -> Tensor:
     piece_block = columns[starts] // block
     sizes = block_sizes(tokens, block, columns.device)
     windows = torch.tensor(find_windows(frames, size, config))
-    keep = torch.zeros(len(sizes), count_blocks(tokens, block), dtype=torch.bool)
+    keep = torch.zeros(len(sizes), len(sizes), dtype=torch.bool)
     for frame in range(frames):
         window = windows[(frame - column_frame).abs()]
         if config.sink:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from svoo.core.plan import BlockPlan
-from svoo.core.selection import count_blocks
+from svoo.core.selection import count_kept, least_of_best
 from svoo.core.tiles import Grid, PerGrid, TokenBlocks, cut_evenly, first_frame_last, tile_grid
 from svoo.core.validate import default_scale
 from svoo.methods.base import (
@@ -82,8 +82,8 @@ class RainFusion2Method:
         with call.watch("selection"):
             scores = blocks.means(query) @ blocks.means(key).mT * default_scale(query, call.scale)
             weights = scores.softmax(dim=-1)
-            count = count_blocks(self.config.sparsity, blocks.count)
-            keep = weights >= weights.topk(count, dim=-1).values[..., -1:]
+            count = count_kept(self.config.sparsity, blocks.count)
+            keep = weights >= least_of_best(weights, count)
             forced = self._first_frame(blocks, layout.height * layout.width)
             keep[:, :, forced] = True
             keep[..., forced] = True

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from svoo.core.blocks import block_sums, count_blocks, plan_blocks
+from svoo.core.blocks import block_sums, plan_blocks
 from svoo.core.plan import BlockPlan
+from svoo.core.selection import keep_mass
 from svoo.core.validate import accumulation_dtype, default_scale
 from svoo.errors import ConfigError
 from svoo.methods.base import (
@@ -77,10 +78,7 @@ class _XAttention:
                 query, key, config.block, config.stride, default_scale(query, call.scale)
             )
             call.count("selection", 1 / config.stride)  # products, as a share of all pairs'
-            ordered, order = sums.sort(dim=-1, descending=True, stable=True)
-            before = ordered.cumsum(dim=-1) - ordered
-            chosen = before < config.mass * sums.sum(dim=-1, keepdim=True)
-            keep = torch.zeros_like(chosen).scatter_(-1, order, chosen)
+            keep = keep_mass(sums, config.mass, least=0)
             keep[..., 0] = True
             tokens = query.shape[2], key.shape[2]
             return plan_blocks(keep, tokens, (config.block, config.block))
@@ -90,16 +88,18 @@ def block_masses(query: Tensor, key: Tensor, block: int, stride: int, scale: flo
     """Return how much coarse attention of each query block's groups goes to each key block,
     `[B, H, Cq, Ck]`, from query `[B, H, N, D]` and key `[B, H, M, D]`."""
     per_block = block // stride
-    queries = _groups(query, stride).flip(3).flatten(3)
+    queries = _groups(query, stride).flip(3).flatten(3) * (scale / stride)
     keys = _groups(key, stride).flatten(3)
-    columns = count_blocks(keys.shape[2], per_block)
-    missing = columns * per_block - keys.shape[2]
+    groups = keys.shape[2]
+    keys = pad(keys, (0, 0, 0, -groups % per_block))  # to whole blocks, which get no mass
     rows = max(1, _CHUNK // (keys[..., 0].numel() * per_block)) * per_block
     parts = []
     for chunk in queries.split(rows, dim=2):
-        weights = (chunk @ keys.mT * (scale / stride)).softmax(dim=-1)
-        weights = pad(weights, (0, missing)).unflatten(3, (columns, per_block)).sum(dim=4)
-        parts.append(block_sums(weights, per_block))
+        logits = chunk @ keys.mT
+        logits[..., groups:] = -torch.inf
+        weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
+        sums = weights.unflatten(3, (-1, per_block)).sum(dim=4)
+        parts.append(block_sums(sums / sums.sum(dim=-1, keepdim=True), per_block))
     return torch.cat(parts, dim=2)
 
 

@@ -4,7 +4,14 @@ import re
 import pytest
 from making import normal
 
-from svoo.kernels.cpp.bindings import Assignment, Attention, Centroids, point_to
+from svoo.kernels.cpp.bindings import (
+    Assignment,
+    Attention,
+    Centroids,
+    FarField,
+    Moments,
+    point_to,
+)
 from svoo.kernels.cpp.build import SOURCE
 
 
@@ -17,9 +24,9 @@ def test_a_pointer_says_where_the_tokens_are() -> None:
     assert ctypes.cast(found.data, ctypes.POINTER(ctypes.c_float))[0] == tokens[0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("structure", [Attention, Assignment, Centroids])
+@pytest.mark.parametrize("structure", [Attention, Assignment, Centroids, Moments, FarField])
 def test_fields_stand_in_the_order_of_the_source(structure: type[ctypes.Structure]) -> None:
-    text = SOURCE.read_text()
+    text = SOURCE.with_name("calls.h").read_text()
     body = text[text.index(f"struct {structure.__name__} {{") :]
     body = body[: body.index("};")]
     body = re.sub(r"//.*", "", body)

@@ -65,10 +65,11 @@ def test_another_source_or_processor_is_another_file(
     names = {library._fingerprint(flags) for flags in ((), ("-mavx2",))}
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
     names.add(library._fingerprint(()))
-    (tmp_path / "other.cpp").write_text("int x;")
-    monkeypatch.setattr(library, "SOURCE", tmp_path / "other.cpp")
-    names.add(library._fingerprint(()))
-    assert len(names) == 4
+    monkeypatch.setattr(library, "SOURCE", tmp_path / "kernels.cpp")
+    for name in ("kernels.cpp", "vectors.h"):
+        (tmp_path / name).write_text("int x;")
+        names.add(library._fingerprint(()))
+    assert len(names) == 5
 
 
 def test_without_a_compiler_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +110,7 @@ def test_a_cache_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(library, "cache_folder", lambda: tmp_path / "file")
     assert load_library().attend_float32  # compiled for this process alone
     assert "no cache for the C++ kernels, they are compiled at every start: " in caplog.text
 

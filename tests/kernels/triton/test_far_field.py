@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from making import Case, cases, far_apart, plan_on
 
 from svoo.backends.reference import block_means
-from svoo.core.far_field import look as definition
+from svoo.core.far_field import see_blocks
 from svoo.kernels.triton.far_field import look
 from svoo.kernels.triton.tiles import Tile
 
@@ -25,13 +25,16 @@ def test_it_is_the_definition(
     plan = case.plan(compensate=False, ordered=ordered)
     centres = query[:, :, : case.query_blocks]
     means = block_means(key.double(), plan).to(dtype)
-    exact = definition(
+    order = torch.arange(case.keys).expand(case.batch, case.heads, -1)
+    exact = see_blocks(
         centres.double(),
         means.double(),
-        plan.permute_keys(key.double()),
-        plan.permute_keys(value.double()),
+        key.double(),
+        value.double(),
+        order if plan.key_order is None else plan.key_order,
         plan.key_sizes,
         scale=0.3,
+        by="torch",
     )
     here = plan_on(kernel_device, plan)
     centres, means, key, value = (part.to(kernel_device) for part in (centres, means, key, value))
@@ -46,11 +49,11 @@ def test_it_is_the_definition(
         tile=SMALL,
     )
     assert (log_sum.dtype, seen.dtype) == (torch.float32, dtype)
-    torch.testing.assert_close(log_sum.double().cpu(), exact.log_sum, atol=3e-5, rtol=3e-5)
+    torch.testing.assert_close(log_sum.double().cpu(), exact.bias, atol=3e-5, rtol=3e-5)
     # Weights are rounded before they meet the values: the error grows with the largest.
     limit = 2 * TOLERANCE[dtype] * (1 + value.double().abs().max().cpu())
     assert bool(((seen.double().cpu() - exact.value).abs() <= limit).all())
-    empty = (plan.key_sizes == 0).unsqueeze(2).expand(exact.log_sum.shape)
+    empty = (plan.key_sizes == 0).unsqueeze(2).expand(exact.bias.shape)
     assert bool((seen.cpu()[empty] == 0).all())
 
 

@@ -1,6 +1,8 @@
 """Kernels for the CPU in C++: attention, assignment, centroids. Importing this compiles nothing.
 
-Each has a slow definition in torch that it is tested against.
+kernels.cpp is what Python calls; attention.h, clusters.h, far_field.h the work; segment.h the
+softmax over rows; tiles.h, products.h, vectors.h the arithmetic; calls.h the structures. Each
+kernel has a slow definition in torch that it is tested against.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 
 from svoo.core.needs import Needs
-from svoo.kernels.cpp.build import why_no_library
+from svoo.kernels.cpp.build import load_library, why_no_library
 
 NEEDS = Needs(
     device="cpu", dtypes=(torch.float32, torch.bfloat16), tool="a C++ compiler at the first use"
@@ -20,6 +22,14 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 def why_no_cpp(tokens: Tensor) -> str | None:
     """Return why the kernels cannot run on tokens `[B, H, N, D]`, or None if they can.
 
-    The first question that gets so far compiles them, in about a second.
+    The first question that gets so far compiles them, in about ten seconds.
     """
     return NEEDS.why_not(tokens) or why_no_library()
+
+
+def why_no_bfloat16_products() -> str | None:
+    """Return why products cannot be made in bfloat16, or None if they can; asked where the
+    library loads."""
+    if load_library().has_bfloat16_products():
+        return None
+    return "needs a processor with AVX512_BF16"

@@ -31,20 +31,22 @@ def _numbers(*names: str) -> tuple[tuple[str, type], ...]:
     return tuple((name, ctypes.c_int64) for name in names)
 
 
-# As in kernels.cpp. The last numbers of each count the pieces of work that were taken, and the
+# As in calls.h. The last numbers of each count the pieces of work that were taken, and the
 # threads that had no memory.
 
 
 class Attention(ctypes.Structure):
-    """A plan and its tensors; the pieces of work are key blocks to average and query segments."""
+    """A plan and its tensors; the pieces of work are key blocks to pack and groups of queries."""
 
     _fields_ = (
         *((name, Tokens) for name in ("query", "key", "value", "output")),
-        *_pointers("lse", "means", "query_order", "key_order", "query_sizes", "key_sizes"),
-        *_pointers("keep", "compensate"),
-        *_numbers("batch", "heads", "queries", "keys", "size", "query_blocks", "key_blocks"),
+        *_pointers("lse", "packed_keys", "packed_values"),
+        *_pointers("query_order", "key_order", "query_sizes", "key_sizes", "keep", "compensate"),
+        *_pointers("middle", "bias", "far_values", "group_bias", "group_keys", "group_values"),
+        *_numbers("heads", "queries", "keys", "size", "query_blocks", "key_blocks", "groups"),
+        *_numbers("first_pair", "pairs", "round_products"),
         ("scale", ctypes.c_double),
-        *_numbers("next_mean", "next_segment", "failures"),
+        *_numbers("next_block", "next_group", "failures"),
     )
 
 
@@ -68,6 +70,35 @@ class Centroids(ctypes.Structure):
         *_numbers("batch", "heads", "count", "size", "clusters"),
         *_numbers("next_head", "failures"),
     )
+
+
+class Moments(ctypes.Structure):
+    """Tokens in cluster order to be averaged; the pieces of work are stretches of clusters."""
+
+    _fields_ = (
+        ("tokens", Tokens),
+        *_pointers("order", "sizes", "means", "variances"),
+        *_numbers("pairs", "heads", "count", "size", "clusters"),
+        *_numbers("next_stretch", "failures"),
+    )
+
+
+class FarField(ctypes.Structure):
+    """Key blocks to be seen by query means; the pieces of work are stretches of key blocks."""
+
+    _fields_ = (
+        *(("key", Tokens), ("value", Tokens)),
+        *_pointers("query_means", "key_means", "key_order", "key_sizes"),
+        *_pointers("shifts", "totals", "values", "lengths"),
+        *_numbers("pairs", "heads", "keys", "size", "query_blocks", "key_blocks"),
+        ("scale", ctypes.c_double),
+        *_numbers("next_stretch", "failures"),
+    )
+
+
+def padded_size(size: int) -> int:
+    """Return the numbers of a packed row: as in tiles.h."""
+    return -(-size // 32) * 32
 
 
 def point_to(tokens: Tensor) -> Tokens:

@@ -22,15 +22,16 @@ import torch
 from svoo.errors import BackendUnavailableError
 from svoo.storage import cache_folder
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).with_name("kernels.cpp")  # which includes the headers beside it
 COMPILERS = ("c++", "g++", "clang++")
 # By what torch found the processor to have; any other gets the compiler's usual instructions.
 INSTRUCTIONS = {
     "AVX512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
     "AVX2": ("-mavx2", "-mfma"),
 }
+PAIRS = ("avx512_bf16", "-mavx512bf16")  # as Linux names it, and the compiler
 OPTIONS = ("-std=c++17", "-O3", "-shared", "-fPIC")
-_LONGEST = 300  # seconds that compiling may take; a few are usual
+_LONGEST = 300  # seconds that compiling may take; ten are usual
 _PATIENCE = 2.0  # seconds of compiling before the user is told
 _UNFINISHED = ".compiling-"
 _log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def load_library() -> ctypes.CDLL:
 
     Without a cache that can be used and trusted it is compiled for this process alone.
     """
-    flags = INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), ())
+    flags = find_flags()
     try:
         return _load_from(open_folder(cache_folder() / "cpp"), flags)
     except BackendUnavailableError:  # the compiler's fault, not the cache's
@@ -64,6 +65,16 @@ def load_library() -> ctypes.CDLL:
             return _load_from(Path(folder), flags)
     except OSError as error:
         raise BackendUnavailableError(f"cannot build or load the kernels: {error}") from error
+
+
+def find_flags() -> tuple[str, ...]:
+    """Return the compiler's flags for the instructions that this processor has."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    flags = INSTRUCTIONS.get(capability, ())
+    described = Path("/proc/cpuinfo")  # Linux; elsewhere bfloat16 products are not used
+    if capability == "AVX512" and described.exists() and PAIRS[0] in described.read_text().split():
+        flags += PAIRS[1:]
+    return flags
 
 
 def open_folder(folder: Path) -> Path:
@@ -166,5 +177,6 @@ def _find_compiler() -> list[str]:
 
 def _fingerprint(flags: tuple[str, ...]) -> str:
     """Name what a compiled file depends on."""
-    parts = (SOURCE.read_text(), platform.system(), platform.machine(), *OPTIONS, *flags)
+    sources = (path.read_text() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
+    parts = (*sources, platform.system(), platform.machine(), *OPTIONS, *flags)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,117 @@
+"""The plan of the far field: three tiers of blocks for each query block, by one tolerance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from svoo.core.clustering import Implementation, choose_implementation
+from svoo.core.far_field import (
+    expected_error,
+    find_moments,
+    keep_by_error,
+    see_blocks,
+    term_weights,
+)
+from svoo.core.far_groups import group_keys, group_terms, grouping_error
+from svoo.core.layout import VideoLayout
+from svoo.core.plan import BlockPlan, add_text, sort_labels
+from svoo.core.terms import FarTerms
+from svoo.core.validate import default_scale, inference_only
+
+
+@inference_only
+def plan_far_field(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_labels: Tensor,
+    key_labels: Tensor,
+    counts: tuple[int, int],
+    *,
+    tolerance: float,
+    weight: Tensor | None = None,
+    groups: int = 8,
+    scale: float | None = None,
+    layout: VideoLayout | None = None,
+    implementation: Implementation = "auto",
+) -> BlockPlan:
+    """Return the plan that keeps what is expected to err by more than the tolerance for each key
+    token, and gives the rest terms.
+
+    query `[B, H, N, D]`, key, value `[B, H, M, D]`; labels `[B, H, N]`, `[B, H, M]` of the *video*
+    tokens, below `counts`; weight `[H]` is what a head's error counts (norm of its slice of the
+    output projection over the root of the head size; None: 1). A block is kept where weight * e_ij
+    / size_j > tolerance (`expected_error`), joins the term of its group where weight *
+    `grouping_error` < tolerance, and has a term of its own else; groups=0: no third tier. Text and
+    padding of the layout are outside of it. V takes `heads_per_group`'s memory: give it groups of
+    heads. Waits for no device.
+    """
+    factor = default_scale(query, scale)
+    if layout is not None:
+        query, key, value = (layout.video_part(tokens) for tokens in (query, key, value))
+    by = choose_implementation(query, implementation)
+    weight = query.new_ones(query.shape[1], dtype=torch.float32) if weight is None else weight
+    query_order, query_sizes = sort_labels(query_labels, counts[0])
+    key_order, key_sizes = sort_labels(key_labels, counts[1])
+    queries = find_moments(query, query_order, query_sizes, by=by)
+    keys = find_moments(key, key_order, key_sizes, by=by)
+    values = find_moments(value, key_order, key_sizes, by=by)
+    # Rounded before the bias is made: backends multiply rounded means, and both have to cancel.
+    query_mean, key_mean = queries.mean.to(query.dtype), keys.mean.to(query.dtype)
+    seen = see_blocks(query_mean, key_mean, key, value, key_order, key_sizes, scale=factor, by=by)
+    shares = term_weights(query_mean, key_mean, seen.bias, scale=factor)
+    error = expected_error(shares.weights, queries, keys, values, seen.length, scale=factor)
+    keep = keep_by_error(error, key_sizes, tolerance, weight)
+    middle = ~keep & (key_sizes > 0).unsqueeze(2)
+    third = None
+    if groups:
+        key_groups = group_keys(keys, values, groups)
+        loss = grouping_error(shares.weights, queries, keys, values, key_groups, scale=factor)
+        far = middle & (loss * weight.to(loss).view(-1, 1, 1) < tolerance)
+        middle = middle & ~far
+        third = group_terms(far, shares, query_mean, key_mean, values, key_groups, scale=factor)
+    terms = FarTerms(middle, seen.bias.float(), seen.value, third)
+    plan = BlockPlan(query_order, key_order, query_sizes, key_sizes, keep, terms, check=False)
+    return plan if layout is None else add_text(plan, layout, check=False)
+
+
+@inference_only
+def add_far_terms(
+    plan: BlockPlan,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float | None = None,
+    implementation: Implementation = "auto",
+) -> BlockPlan:
+    """Return any plan of the video tokens query `[B, H, N, D]`, key, value `[B, H, M, D]` with
+    far-field terms for all that it leaves out."""
+    factor = default_scale(query, scale)
+    by = choose_implementation(query, implementation)
+    orders = [
+        _as_they_are(side) if order is None else order
+        for side, order in ((query, plan.query_order), (key, plan.key_order))
+    ]
+    queries = find_moments(query, orders[0], plan.query_sizes, by=by)
+    keys = find_moments(key, orders[1], plan.key_sizes, by=by)
+    seen = see_blocks(
+        queries.mean.to(query.dtype),
+        keys.mean.to(query.dtype),
+        key,
+        value,
+        orders[1],
+        plan.key_sizes,
+        scale=factor,
+        by=by,
+    )
+    middle = ~plan.keep & (plan.key_sizes > 0).unsqueeze(2)
+    terms = FarTerms(middle, seen.bias.float(), seen.value)
+    return replace(plan, terms=terms, check=False)
+
+
+def _as_they_are(tokens: Tensor) -> Tensor:
+    return torch.arange(tokens.shape[2], device=tokens.device).expand(tokens.shape[:3])

@@ -1,0 +1,233 @@
+// What query means see of each key block, and moments; `core/far_field.py` defines both.
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+
+#include "calls.h"
+#include "tiles.h"
+
+constexpr int STRETCH = 16;  // clusters that make a piece of work
+
+// Call `work(pair, cluster, first row, rows)` for the clusters of the pieces that a thread takes.
+template <typename Work>
+inline void for_clusters(
+    std::atomic<int64_t> &next_stretch, const int64_t *sizes, int64_t pairs, int64_t clusters,
+    Work work
+) {
+    const int64_t stretches = (clusters + STRETCH - 1) / STRETCH;
+    for (int64_t next; (next = next_stretch++) < pairs * stretches;) {
+        const int64_t pair = next / stretches, first = next % stretches * STRETCH;
+        const int64_t *own = sizes + pair * clusters;
+        int64_t start = 0;
+        for (int64_t j = 0; j < first; j++) start += own[j];
+        for (int64_t j = first; j < first + STRETCH && j < clusters; j++) {
+            work(pair, j, start, own[j]);
+            start += own[j];
+        }
+    }
+}
+
+template <typename Number>
+void find_moments(Moments &call) {
+    const int64_t size = call.size;
+    for_clusters(
+        call.next_stretch, call.sizes, call.pairs, call.clusters,
+        [&](int64_t pair, int64_t cluster, int64_t start, int64_t rows) {
+            float *mean = call.means + (pair * call.clusters + cluster) * size;
+            float *variance = call.variances + (pair * call.clusters + cluster) * size;
+            const int64_t *order = call.order + pair * call.count;
+            const auto row_of = [&](int64_t row) {
+                return call.tokens.row<Number>(pair / call.heads, pair % call.heads, order[row]);
+            };
+            for (int64_t row = start; row < start + rows + STRETCH && row < call.count; row++)
+                prefetch(row_of(row), size * sizeof(Number));
+            const Vector share = all(1.0f / (rows ? rows : 1));
+            for (int64_t d = 0; d < size; d += LANES) {
+                Vector sum = all(0), squares = all(0);
+                for (int64_t row = start; row < start + rows; row++)
+                    sum += load_part(row_of(row), d, size);
+                sum *= share;
+                for (int64_t row = start; row < start + rows; row++) {
+                    const Vector rest = load_part(row_of(row), d, size) - sum;
+                    squares += rest * rest;
+                }
+                store_part(sum, mean, d, size);
+                store_part(squares * share, variance, d, size);
+            }
+        }
+    );
+}
+
+// The query means of a pair, in tiles, and what they saw of a block so far.
+template <typename Number>
+class Watcher {
+    static constexpr int CHUNK = 128;              // rows that are seen at a time
+    static constexpr int LOOKERS = LANES == 16 ? 12 : 6;  // queries whose values are summed together
+    static_assert(TILE % LOOKERS == 0, "a tile is looked at in whole groups");
+
+public:
+    explicit Watcher(const FarField &call)
+        : call(call), padded(padded_size(call.size)), tiles((call.query_blocks + TILE - 1) / TILE) {
+        const int64_t all_tiles = tiles * TILE;
+        const int64_t numbers = 2 * all_tiles * padded + 3 * all_tiles
+            + (CHUNK + ROWS + 1) * (TILE + padded) + CHUNK * padded + padded;
+        memory = static_cast<float *>(aligned_alloc(64, (numbers * 4 + 127) / 64 * 64));
+        if (!memory) return;
+        float *next = memory;
+        const auto take = [&next](int64_t count) { return (next += count) - count; };
+        queries = (Vector *)take(all_tiles * padded);
+        sums = take(all_tiles * padded);
+        tops = (Vector *)take(all_tiles);
+        totals = (Vector *)take(all_tiles);
+        bases = (Vector *)take(all_tiles);
+        weights = (Vector *)take((CHUNK + ROWS + 1) * TILE);
+        values = take(CHUNK * padded);
+        zeros = take(padded);
+        keys = take((CHUNK + ROWS + 1) * padded);
+        memset(zeros, 0, padded * sizeof *zeros);
+    }
+    ~Watcher() { free(memory); }
+    Watcher(const Watcher &) = delete;
+
+    bool has_memory() const { return memory; }
+
+    void see(int64_t of_pair, int64_t block, int64_t start, int64_t rows) {
+        if (of_pair != pair) begin(of_pair);
+        for (int64_t first = 0; first < rows; first += CHUNK) {
+            const int count = int(rows - first < CHUNK ? rows - first : CHUNK);
+            copy_rows(start + first, count);
+            const float *mean = call.key_means + (pair * call.key_blocks + block) * call.size;
+            pack_value(mean, call.size, padded, keys + count * padded);  // the last row: for the base
+            for_tiles(vectors(), [&](auto used, int tile) {
+                see_chunk<used.value>(tile, count, first == 0);
+            });
+        }
+        for (int64_t i = 0; i < call.query_blocks; i++) write(i, block, rows);
+    }
+
+private:
+    const FarField &call;
+    const int64_t padded, tiles;
+    int64_t pair = -1;
+    float *memory;
+    Vector *queries;               // [tiles, padded, WIDTH]
+    float *sums;                   // [tiles, TILE, padded]: of weights times values
+    Vector *tops, *totals, *bases; // [tiles, WIDTH]
+    Vector *weights;               // [CHUNK + 1, WIDTH]
+    float *keys, *values, *zeros;  // [CHUNK + 1, padded], [CHUNK, padded], [padded]
+
+    int vectors() const { return int((call.query_blocks + LANES - 1) / LANES); }
+
+    void begin(int64_t of_pair) {
+        pair = of_pair;
+        const float *means = call.query_means + pair * call.query_blocks * call.size;
+        load_queries<Float32Products>(
+            int(call.query_blocks), float(call.scale * LOG2_E), call.size, padded,
+            [&](int q) { return means + q * call.size; }, queries
+        );
+    }
+
+    void copy_rows(int64_t start, int count) {
+        const int64_t b = pair / call.heads, h = pair % call.heads, size = call.size;
+        const int64_t *order = call.key_order + pair * call.keys;
+        for (int64_t row = start; row < start + count; row++) {
+            if (row + STRETCH < call.keys) {
+                const int64_t ahead = order[row + STRETCH];
+                prefetch(call.key.row<Number>(b, h, ahead), size * sizeof(Number));
+                prefetch(call.value.row<Number>(b, h, ahead), size * sizeof(Number));
+            }
+            const int64_t at = (row - start) * padded;
+            pack_value(call.key.row<Number>(b, h, order[row]), size, padded, keys + at);
+            pack_value(call.value.row<Number>(b, h, order[row]), size, padded, values + at);
+        }
+    }
+
+    template <int USED>
+    __attribute__((noinline)) void see_chunk(int tile, int rows, bool is_first) {
+        Vector *own_tops = tops + tile * WIDTH, *own_totals = totals + tile * WIDTH;
+        for (int row = 0; row <= rows; row += ROWS) {
+            const float *own[ROWS];
+            Vector logits[ROWS][USED] = {};
+            for (int r = 0; r < ROWS; r++)
+                own[r] = row + r <= rows ? keys + (row + r) * padded : zeros;
+            multiply<Float32Products>(logits, own, queries + tile * padded * WIDTH, padded);
+            for (int r = 0; r < ROWS; r++)
+                for (int v = 0; v < USED; v++) weights[(row + r) * WIDTH + v] = logits[r][v];
+        }
+        Vector factor[WIDTH] = {};
+        for (int v = 0; v < USED; v++) {
+            if (is_first) bases[tile * WIDTH + v] = weights[rows * WIDTH + v];
+            Vector top = is_first ? weights[v] : own_tops[v], total = all(0);
+            for (int row = 0; row < rows; row++) top = larger(top, weights[row * WIDTH + v]);
+            for (int row = 0; row < rows; row++) {
+                const Vector weight = power_of_two(weights[row * WIDTH + v] - top);
+                weights[row * WIDTH + v] = weight;
+                total += weight;
+            }
+            if (!is_first) {
+                factor[v] = power_of_two(own_tops[v] - top);
+                total += own_totals[v] * factor[v];
+            }
+            own_tops[v] = top;
+            own_totals[v] = total;
+        }
+        for (int q = 0; q < USED * LANES; q += LOOKERS)
+            add_values(tile, q, rows, is_first ? nullptr : (const float *)factor + q);
+    }
+
+    // Add the weighted values of some queries of a tile to what they saw before, times a factor.
+    void add_values(int tile, int q, int rows, const float *factor) {
+        const float *own = (const float *)weights + q;
+        for (int64_t d = 0; d < padded; d += 2 * LANES) {
+            float *place = sums + (tile * TILE + q) * padded + d;
+            Vector sum[LOOKERS][2] = {};
+            if (factor)
+                for (int i = 0; i < LOOKERS; i++)
+                    for (int part = 0; part < 2; part++)
+                        sum[i][part] = load(place + i * padded + part * LANES) * factor[i];
+            for (int row = 0; row < rows; row++) {
+                const Vector low = load(values + row * padded + d);
+                const Vector high = load(values + row * padded + d + LANES);
+                for (int i = 0; i < LOOKERS; i++) {
+                    sum[i][0] += own[row * TILE + i] * low;
+                    sum[i][1] += own[row * TILE + i] * high;
+                }
+            }
+            for (int i = 0; i < LOOKERS; i++)
+                for (int part = 0; part < 2; part++)
+                    store(sum[i][part], place + i * padded + part * LANES);
+        }
+    }
+
+    void write(int64_t i, int64_t block, int64_t rows) const {
+        const int64_t index = (pair * call.query_blocks + i) * call.key_blocks + block;
+        Number *value = static_cast<Number *>(call.values) + index * call.size;
+        const float total = rows ? ((const float *)totals)[i] : 0;
+        call.totals[index] = total;
+        call.shifts[index] = rows ? ((const float *)tops)[i] - ((const float *)bases)[i] : 0;
+        Vector squares = all(0);
+        const float share = rows ? 1 / total : 0;
+        for (int64_t d = 0; d < call.size; d += LANES) {
+            const Vector seen = rows ? load(sums + i * padded + d) * share : all(0);
+            store_part(seen, value, d, call.size);
+            squares += seen * seen;
+        }
+        call.lengths[index] = std::sqrt(add_lanes(squares));
+    }
+};
+
+template <typename Number>
+void see_blocks(FarField &call) {
+    Watcher<Number> watcher(call);
+    if (!watcher.has_memory()) {
+        call.failures++;
+        return;
+    }
+    for_clusters(
+        call.next_stretch, call.key_sizes, call.pairs, call.key_blocks,
+        [&](int64_t pair, int64_t block, int64_t start, int64_t rows) {
+            watcher.see(pair, block, start, rows);
+        }
+    );
+}
