@@ -23,7 +23,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from svoo import FarTerms, run_plan
 from svoo.core.clustering import from_labels
-from svoo.core.far_field import look, plan_far_field
+from svoo.core.far_field import plan_far_field
+from svoo.core.far_view import look
 from svoo.core.features import key_features, query_features
 from svoo.core.kmeans import k_means
 from svoo.core.plan import BlockPlan, sort_labels

@@ -8,8 +8,8 @@ from making import Case, cases, chance, normal
 from torch import Tensor
 
 from svoo import BlockPlan, FarTerms, run_plan
-from svoo.core import far_field
-from svoo.core.far_field import choose, group_labels, heads_per_plan, look, plan_far_field
+from svoo.core.far_field import PLAN_BYTES, heads_per_plan, plan_far_field
+from svoo.core.far_tiers import group_labels
 
 
 def labels(case: Case, side: str) -> Tensor:
@@ -137,19 +137,6 @@ def test_it_is_the_definition(case: Case, tolerance: float, groups: int) -> None
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)  # the bias is float32
 
 
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    key, value = normal(2, 2, 50, 8, seed=1), normal(2, 2, 50, 8, seed=2)
-    sizes = torch.tensor([20, 0, 5, 25]).expand(2, 2, 4)
-    query, centroids = normal(2, 2, 3, 8, seed=3), normal(2, 2, 4, 8, seed=4)
-    whole = look(query, centroids, key, value, sizes, scale=0.3)
-    monkeypatch.setattr(far_field, "_CHUNK_ELEMENTS", 1)
-    parts = look(query, centroids, key, value, sizes, scale=0.3)
-    torch.testing.assert_close(parts.log_sum, whole.log_sum)
-    torch.testing.assert_close(parts.value, whole.value)
-    assert bool((whole.log_sum[..., 1] == -torch.inf).all())
-    assert bool((whole.value[..., 1, :] == 0).all())
-
-
 def test_the_query_centroid_sees_what_dense_attention_gives() -> None:
     """All blocks as terms: exact for a query that is its block's centroid."""
     query, key, value = (normal(1, 2, 40, 8, seed=seed) for seed in range(3))
@@ -176,12 +163,6 @@ def test_a_smaller_tolerance_keeps_more_and_errs_less() -> None:
     assert densities[-1] == 1 and errors[-1] < 1e-5
 
 
-def test_the_best_block_is_kept_and_never_an_empty_one() -> None:
-    error = torch.tensor([[[[0.0, 0.0, 0.0], [0.2, 0.3, 0.1]]]])
-    keep = choose(error, torch.tensor([[[0, 4, 2]]]), 9.0, torch.ones(1))
-    assert keep.tolist() == [[[[False, True, False], [False, True, False]]]]
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
     query, key, value = (normal(2, 2, 60, 16, seed=seed) for seed in range(3))
@@ -198,7 +179,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 def test_heads_go_in_groups_below_the_bound() -> None:
     per_plan = heads_per_plan(512, 2048, 128, torch.bfloat16)
-    assert per_plan == 4 and per_plan * 512 * 2048 * 128 * 2 <= far_field.PLAN_BYTES
+    assert per_plan == 4 and per_plan * 512 * 2048 * 128 * 2 <= PLAN_BYTES
     assert heads_per_plan(10**6, 10**6, 128, torch.float32) == 1
 
 

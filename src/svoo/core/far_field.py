@@ -15,51 +15,25 @@ about
 
 with sd_j the standard deviation of the values of block j. A block is worth computing where
 g_h e_ij / size_j is above one tolerance, the same for all heads, layers, steps and sizes; g_h says
-how much the head's output counts. Blocks whose terms are all but equal share one: see `group`.
+how much the head's output counts. Blocks whose terms are all but equal share one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from svoo.core.clustering import (
-    Clusters,
-    CoClusters,
-    choose_implementation,
-    from_labels,
-    update_centroids,
-)
+from svoo.core.clustering import Clusters, CoClusters, from_labels
+from svoo.core.far_tiers import Blocks, choose_tiers
+from svoo.core.far_view import find_moments, look_from
 from svoo.core.plan import BlockPlan
-from svoo.core.terms import FarTerms, GroupTerms
+from svoo.core.terms import FarTerms
 from svoo.core.validate import accumulation_dtype, default_scale, inference_only
-from svoo.kernels.cpp import far_field as cpp
-from svoo.kernels.cpp import why_no_cpp
 
 GROUPS = 8
-_LLOYD_STEPS = 4
-_CHUNK_ELEMENTS = 1 << 22  # numbers held at a time besides the result
 PLAN_BYTES = 1 << 30  # what the terms of a plan may take: more heads go in groups
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """What query centroids see of key blocks: log_sum `[B, H, Cq, Ck]` (log S, minus infinity for
-    an empty block), logit `[B, H, Cq, Ck]` (q_i.c_j * scale), value `[B, H, Cq, Ck, D]` and its
-    length `[B, H, Cq, Ck]`."""
-
-    log_sum: Tensor
-    logit: Tensor
-    value: Tensor
-    length: Tensor
-
-    @cached_property
-    def share(self) -> Tensor:
-        """w `[B, H, Cq, Ck]`: each block's share of the softmax of the query centroid."""
-        return (self.logit + self.log_sum).softmax(dim=-1)
 
 
 def heads_per_plan(query_clusters: int, key_clusters: int, size: int, dtype: torch.dtype) -> int:
@@ -67,202 +41,6 @@ def heads_per_plan(query_clusters: int, key_clusters: int, size: int, dtype: tor
     `PLAN_BYTES`; at least one."""
     per_head = query_clusters * key_clusters * size * torch.finfo(dtype).bits // 8
     return max(1, PLAN_BYTES // per_head)
-
-
-@inference_only
-def look(
-    query_centroids: Tensor,
-    key_centroids: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_sizes: Tensor,
-    *,
-    scale: float,
-) -> View:
-    """Let query centroids `[B, H, Cq, D]` look at keys and values `[B, H, M, D]` that stand in
-    block order, `key_sizes` `[B, H, Ck]` at a time, with key_centroids `[B, H, Ck, D]`.
-
-    All is computed in the centroids' dtype. Holds no `Cq x M` array: key blocks go in chunks,
-    padded to the largest of them, which waits for the device.
-    """
-    batch, heads, blocks = key_sizes.shape
-    dtype = query_centroids.dtype
-    logit = query_centroids @ key_centroids.transpose(2, 3) * scale
-    log_sum = torch.empty_like(logit)
-    seen = torch.zeros(*logit.shape, key.shape[3], dtype=dtype, device=key.device)
-    starts = key_sizes.cumsum(dim=-1) - key_sizes
-    longest = int(key_sizes.max())
-    places = torch.arange(longest, device=key.device)
-    rows = batch * heads * longest * (query_centroids.shape[2] + 2 * key.shape[3])
-    chunk = max(1, _CHUNK_ELEMENTS // max(1, rows))
-    for first in range(0, blocks, chunk):
-        here = slice(first, min(first + chunk, blocks))
-        inside = places < key_sizes[:, :, here, None]  # [B, H, c, L]
-        tokens = (starts[:, :, here, None] + places).clamp(max=key.shape[2] - 1)
-        flat = tokens.flatten(2).unsqueeze(-1).expand(-1, -1, -1, key.shape[3])
-        keys = key.gather(2, flat).to(dtype).unflatten(2, tokens.shape[2:])
-        values = value.gather(2, flat).to(dtype).unflatten(2, tokens.shape[2:])
-        # [B, H, c, Cq, L]: every block's logits, less that of its centroid.
-        logits = query_centroids.unsqueeze(2) @ keys.transpose(3, 4) * scale
-        logits -= logit[:, :, :, here].transpose(2, 3).unsqueeze(-1)
-        logits.masked_fill_(~inside.unsqueeze(3), -torch.inf)
-        total = logits.logsumexp(dim=-1)  # [B, H, c, Cq]
-        log_sum[:, :, :, here] = total.transpose(2, 3)
-        weights = (logits - total.unsqueeze(-1)).exp().nan_to_num(0.0)  # an empty block: 0
-        seen[:, :, :, here] = (weights @ values).transpose(2, 3)
-    length: Tensor = seen.norm(dim=-1)
-    return View(log_sum, logit, seen, length)
-
-
-def _look(clusters: CoClusters, key: Tensor, value: Tensor, plan: BlockPlan, scale: float) -> View:
-    """Return the view of clusters with rounded centroids: by the C++ kernel where it runs, which
-    reads the tokens where they are and leaves the values in the tokens' dtype."""
-    centroids = clusters.query.centroids, clusters.key.centroids
-    if why_no_cpp(key) is not None:
-        in_order = plan.permute_keys(key), plan.permute_keys(value)
-        return look(*centroids, *in_order, plan.key_sizes, scale=scale)
-    order = plan.key_order
-    if order is None:
-        order = torch.arange(key.shape[2], device=key.device).expand(key.shape[:3])
-    seen = cpp.see_blocks(*centroids, key, value, order, plan.key_sizes, scale)
-    logit = centroids[0] @ centroids[1].transpose(2, 3) * scale
-    return View(seen[0], logit, *seen[1:])
-
-
-def _moments(
-    tokens: Tensor, labels: Tensor, order: Tensor | None, sizes: Tensor
-) -> tuple[Clusters, Tensor]:
-    """Return the clusters of tokens `[B, H, N, D]` with these labels, and their variances."""
-    if order is not None and why_no_cpp(tokens) is None:
-        means, variance = cpp.moments(tokens, order, sizes)
-        return Clusters(labels, means, sizes), variance
-    zeros = torch.zeros(
-        *sizes.shape, tokens.shape[3], dtype=accumulation_dtype(tokens), device=tokens.device
-    )
-    clusters = update_centroids(tokens, labels, zeros, by=choose_implementation(tokens, "auto"))
-    return clusters, variances(tokens, labels, clusters.centroids)
-
-
-def variances(tokens: Tensor, labels: Tensor, centroids: Tensor) -> Tensor:
-    """Return the variance of the tokens `[B, H, N, D]` of each cluster along each axis, `[B, H, C,
-    D]`; 0 for an empty one. Distances are squared, not second moments subtracted."""
-    index = labels.unsqueeze(-1).expand(-1, -1, -1, tokens.shape[3])
-    apart = (tokens.to(centroids.dtype) - centroids.gather(2, index)).square()
-    zeros = torch.zeros_like(centroids)
-    sums = zeros.scatter_add(2, index, apart)
-    counts = torch.zeros(*centroids.shape[:3], dtype=centroids.dtype, device=tokens.device)
-    counts.scatter_add_(2, labels, torch.ones_like(labels, dtype=centroids.dtype))
-    return sums / counts.clamp(min=1).unsqueeze(-1)
-
-
-def expected_error(
-    view: View, query_variance: Tensor, key_variance: Tensor, value_variance: Tensor, scale: float
-) -> Tensor:
-    """Return e `[B, H, Cq, Ck]`: the error of the output if a block is left to its term; variances
-    `[B, H, C, D]`."""
-    spread = query_variance @ key_variance.transpose(2, 3) * scale**2
-    deviation = value_variance.sum(dim=-1).sqrt().unsqueeze(2)
-    return view.share * (spread.sqrt() * deviation + spread / 2 * view.length)
-
-
-def choose(error: Tensor, key_sizes: Tensor, tolerance: float, weight: Tensor) -> Tensor:
-    """Return which blocks to compute, bool `[B, H, Cq, Ck]`: those whose weighted error per token
-    is above the tolerance, and the best of every row. weight `[H]`."""
-    sizes = key_sizes.unsqueeze(2)
-    worth = weight.view(-1, 1, 1) * error / sizes.clamp(min=1)
-    worth = worth.masked_fill(sizes == 0, -1.0)
-    keep = worth > tolerance
-    return keep.scatter_(3, worth.argmax(dim=-1, keepdim=True), value=True)
-
-
-def group_labels(key_centroids: Tensor, key_sizes: Tensor, groups: int) -> Tensor:
-    """Return the group of every key block, `[B, H, Ck]`: Lloyd steps on the centroids `[B, H, Ck,
-    D]`, weighted by size, from blocks evenly spread over the list."""
-    blocks = key_centroids.shape[2]
-    groups = min(groups, blocks)
-    picked = (torch.arange(groups, device=key_centroids.device) * blocks) // groups
-    centres = key_centroids[:, :, picked]
-    weights = key_sizes.to(key_centroids.dtype).unsqueeze(-1)
-    labels = key_sizes
-    for step in range(_LLOYD_STEPS):
-        scores = (
-            key_centroids @ centres.transpose(2, 3) - centres.square().sum(-1).unsqueeze(2) / 2
-        )
-        labels = scores.argmax(dim=-1)
-        if step + 1 < _LLOYD_STEPS:
-            centres = _group_means(key_centroids, labels, weights, centres)
-    return labels
-
-
-def _group_means(rows: Tensor, labels: Tensor, weights: Tensor, before: Tensor) -> Tensor:
-    """Return weighted means of rows `[B, H, Ck, D]` by label, `[B, H, G, D]`; those of an empty
-    group stay as before."""
-    index = labels.unsqueeze(-1).expand_as(rows)
-    sums = torch.zeros_like(before).scatter_add_(2, index, rows * weights)
-    total = torch.zeros_like(before[..., :1]).scatter_add_(2, labels.unsqueeze(-1), weights)
-    return torch.where(total > 0, sums / total.clamp(min=1e-30), before)
-
-
-def group(
-    view: View,
-    keep: Tensor,
-    clusters: CoClusters,
-    key_means: Tensor,
-    value_means: Tensor,
-    query_variance: Tensor,
-    *,
-    tolerance: float,
-    weight: Tensor,
-    groups: int,
-    scale: float,
-    token: torch.dtype,
-) -> tuple[Tensor, GroupTerms]:
-    """Return which left-out blocks join their group's one term, bool `[B, H, Cq, Ck]`, and the
-    terms.
-
-    Block j joins where g_h w_ij (sqrt(s) |v_j - v_g| + s / 2 |v_j|) is below the tolerance, with
-    s = scale^2 sum_d var_d(q in i) (c_j - c_g)_d^2. A group's key and value are means weighted by
-    w, its bias is such that the query centroid sees what it saw of its blocks together. Both are
-    rounded to the dtype `token`.
-    """
-    sizes = clusters.key.sizes
-    labels = group_labels(key_means, sizes, groups)
-    count = min(groups, sizes.shape[2])
-    weights = sizes.to(key_means.dtype).unsqueeze(-1)
-    zeros = torch.zeros_like(key_means[:, :, :count])
-    index = labels.unsqueeze(-1).expand_as(key_means)
-    from_key = key_means - _group_means(key_means, labels, weights, zeros).gather(2, index)
-    from_value = value_means - _group_means(value_means, labels, weights, zeros).gather(2, index)
-    spread = query_variance @ from_key.square().transpose(2, 3) * scale**2
-    share = view.share
-    moved = spread.sqrt() * from_value.norm(dim=-1).unsqueeze(2)
-    moved = moved + spread / 2 * value_means.norm(dim=-1).unsqueeze(2)
-    joins = weight.view(-1, 1, 1) * share * moved < tolerance
-    joins = joins & ~keep & (sizes > 0).unsqueeze(2)
-    taken = torch.where(joins, share, 0.0)
-    terms = [
-        _group_term(view, taken, joins & (labels == g).unsqueeze(2), key_means, value_means, token)
-        for g in range(count)
-    ]
-    key, value, total = (torch.stack(parts, dim=3) for parts in zip(*terms, strict=True))
-    own = (clusters.query.centroids.unsqueeze(3) * key.to(total)).sum(dim=-1) * scale
-    return joins, GroupTerms((total - own).float(), key, value)
-
-
-def _group_term(
-    view: View,
-    taken: Tensor,
-    members: Tensor,
-    key_means: Tensor,
-    value_means: Tensor,
-    token: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return one group's key and value `[B, H, Cq, D]` in the dtype `token`, and the log-sum-exp
-    `[B, H, Cq]` of its members `[B, H, Cq, Ck]`; `taken` are their shares."""
-    part = torch.where(members, taken, 0.0)
-    part = part / part.sum(dim=-1, keepdim=True).clamp(min=1e-30)
-    total = (view.logit + view.log_sum).masked_fill(~members, -torch.inf).logsumexp(dim=-1)
-    return (part @ key_means).to(token), (part @ value_means).to(token), total
 
 
 @inference_only
@@ -287,9 +65,11 @@ def plan_far_field(
     factor = default_scale(query, scale)
     nothing = torch.zeros(*query.shape[:2], *counts, dtype=torch.bool, device=query.device)
     plan = BlockPlan.from_labels(query_labels, key_labels, nothing, check=False)
-    query_side, query_variance = _moments(query, query_labels, plan.query_order, plan.query_sizes)
-    key_side, key_variance = _moments(key, key_labels, plan.key_order, plan.key_sizes)
-    values, value_variance = _moments(value, key_labels, plan.key_order, plan.key_sizes)
+    query_side, query_variance = find_moments(
+        query, query_labels, plan.query_order, plan.query_sizes
+    )
+    key_side, key_variance = find_moments(key, key_labels, plan.key_order, plan.key_sizes)
+    values, value_variance = find_moments(value, key_labels, plan.key_order, plan.key_sizes)
     wide = accumulation_dtype(query)
     if weight is None:
         weight = torch.ones(query.shape[1], dtype=wide, device=query.device)
@@ -298,28 +78,21 @@ def plan_far_field(
     rounded = CoClusters(
         _rounded(query_side, query.dtype, wide), _rounded(key_side, query.dtype, wide)
     )
-    view = _look(rounded, key, value, plan, factor)
-    error = expected_error(view, query_variance, key_variance, value_variance, factor)
-    keep = choose(error, plan.key_sizes, tolerance, weight)
-    middle = ~keep & (plan.key_sizes > 0).unsqueeze(2)
-    far = None
-    if groups:
-        joins, far = group(
-            view,
-            keep,
-            rounded,
-            rounded.key.centroids,
-            values.centroids,
-            query_variance,
-            tolerance=tolerance,
-            weight=weight,
-            groups=groups,
-            scale=factor,
-            token=query.dtype,
-        )
-        middle &= ~joins
-    terms = FarTerms(middle, view.log_sum.float(), view.value.to(query.dtype), far)
-    return replace(plan, keep=keep, terms=terms)
+    view = look_from(rounded, key, value, plan, factor)
+    tiers = choose_tiers(
+        view,
+        Blocks(rounded.query.centroids, query_variance, plan.query_sizes),
+        Blocks(rounded.key.centroids, key_variance, plan.key_sizes),
+        Blocks(values.centroids, value_variance, plan.key_sizes),
+        tolerance=tolerance,
+        weight=weight,
+        groups=groups,
+        scale=factor,
+        token=query.dtype,
+    )
+    value = view.value.to(query.dtype)
+    terms = FarTerms(tiers.middle, view.log_sum.float(), value, tiers.groups)
+    return replace(plan, keep=tiers.keep, terms=terms)
 
 
 @inference_only
@@ -334,7 +107,7 @@ def add_far_terms(
     rounded = CoClusters(
         _rounded(clusters.query, query.dtype, wide), _rounded(clusters.key, query.dtype, wide)
     )
-    view = _look(rounded, key, value, plan, factor)
+    view = look_from(rounded, key, value, plan, factor)
     middle = ~plan.keep & (plan.key_sizes > 0).unsqueeze(2)
     terms = FarTerms(middle, view.log_sum.float(), view.value.to(query.dtype))
     return replace(plan, terms=terms, check=False)
