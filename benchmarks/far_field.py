@@ -23,10 +23,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from svoo import FarTerms, run_plan
 from svoo.core.clustering import from_labels
-from svoo.core.far_field import plan_far_field
-from svoo.core.far_view import look
-from svoo.core.features import key_features, query_features
-from svoo.core.kmeans import k_means
+from svoo.core.far_field import see_blocks as by_definition
+from svoo.core.far_plan import plan_far_field
+from svoo.core.features import k_means_labels
 from svoo.core.plan import BlockPlan, sort_labels
 from svoo.core.random import seeded
 from svoo.kernels.cpp.far_field import moments, see_blocks
@@ -38,19 +37,21 @@ def check(parts: tuple[Tensor, Tensor, Tensor], plan: BlockPlan, scale: float) -
     counts = plan.keep.shape[2], plan.keep.shape[3]
     clusters = from_labels(query, key, plan.query_blocks(), plan.key_blocks(), counts)
     means = clusters.query.centroids, clusters.key.centroids
-    exact = look(
+    assert plan.key_order is not None
+    exact = by_definition(
         means[0].double(),
         means[1].double(),
-        plan.permute_keys(key).double(),
-        plan.permute_keys(value).double(),
+        key.double(),
+        value.double(),
+        plan.key_order,
         plan.key_sizes,
         scale=scale,
+        by="torch",
     )
-    assert plan.key_order is not None
     bias, seen, _ = see_blocks(*means, key, value, plan.key_order, plan.key_sizes, scale)
     full = plan.key_sizes.unsqueeze(2) > 0
     zero = torch.zeros(())
-    gate("log S", torch.where(full, bias, zero), torch.where(full, exact.log_sum, 0.0), 1e-4)
+    gate("log S", torch.where(full, bias, zero), torch.where(full, exact.bias, 0.0), 1e-4)
     gate("V", seen, exact.value, 1e-4)
     output = run_plan(query, key, value, plan, backend="cpp")
     gate("attention", output, run_plan(query, key, value, plan, backend="reference"), 1e-4)
@@ -62,9 +63,7 @@ def parts_of(
     """Return the calls to time, and the plan."""
     query, key, value = clustered_tokens(1, heads, tokens, size, generator=seeded(0))
     scale = size**-0.5
-    shown = query_features(query), key_features(key, value)
-    clusters = k_means(*shown, *counts, iterations=2, check=False)
-    labels = clusters.query.labels, clusters.key.labels
+    labels = k_means_labels(query, key, value, *counts, iterations=2)
 
     def make_plan(groups: int = 8) -> BlockPlan:
         return plan_far_field(
@@ -88,10 +87,7 @@ def parts_of(
             moments(side, order, own)
 
     def cluster() -> None:
-        shown = query_features(query), key_features(key, value)
-        start = from_labels(*shown, *labels, counts)
-        initial = start.query.centroids, start.key.centroids
-        k_means(*shown, *counts, iterations=1, initial=initial, check=False)
+        k_means_labels(query, key, value, *counts, labels=labels)
 
     order = plan.key_order
     return {

@@ -52,6 +52,15 @@ def kernel_device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device("cpu")
 
 
+@pytest.fixture(scope="module")
+def fresh_memory_is_nan() -> Iterator[None]:
+    """New memory is filled with NaN, so that reading what was never written shows."""
+    torch.use_deterministic_algorithms(mode=True)
+    assert bool(torch.empty(3).isnan().all())
+    yield
+    torch.use_deterministic_algorithms(mode=False)
+
+
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()

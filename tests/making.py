@@ -26,9 +26,12 @@ def far_apart(tokens: Tensor) -> Tensor:
     """Return tokens `[1, H, N, D]` whose heads are 2^30 numbers apart: the third begins behind
     2^31. The memory between is never touched, so the system does not provide it."""
     heads, count, size = tokens.shape[1:]
+    filled = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(mode=False)  # which would fill it
     room = torch.empty(
         ((heads - 1) << 30) + count * size, dtype=tokens.dtype, device=tokens.device
     )
+    torch.use_deterministic_algorithms(mode=filled)
     apart = room.as_strided(tokens.shape, (room.numel(), 1 << 30, size, 1))
     return apart.copy_(tokens)
 

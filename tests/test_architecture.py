@@ -22,7 +22,7 @@ ROWS = (
     ("app",),
     ("__init__", "__main__"),
 )
-SHARED_BY_METHODS = ("__init__.py", "base.py", "warm_up.py")
+SHARED_BY_METHODS = ("__init__.py", "base.py", "warm_up.py", "repaired.py")
 RANK = {name: place for place, row in enumerate(ROWS) for name in row}
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
 TOOLS = sorted(path.relative_to(ROOT) for path in (ROOT / "tools").rglob("*.py"))

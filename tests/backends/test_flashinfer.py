@@ -107,17 +107,22 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[Wrapper]:
 
 
 def assert_is_the_reference(
-    tokens: tuple[Tensor, Tensor, Tensor], plan: BlockPlan, tolerance: float
+    tokens: tuple[Tensor, Tensor, Tensor],
+    plan: BlockPlan,
+    tolerance: float,
+    exact: BlockPlan | None = None,
 ) -> None:
     query, key, value = (tensor.double() for tensor in tokens)
-    exact = run_plan(query, key, value, plan, backend="reference", scale=0.2, return_lse=True)
+    found = run_plan(
+        query, key, value, exact or plan, backend="reference", scale=0.2, return_lse=True
+    )
     backend = FlashInferBackend()
     workspace = Workspace()
     got = backend.run(*tokens, plan, scale=0.2, return_lse=True, workspace=workspace)
     assert workspace.nbytes == 128 << 20
     assert got.output.dtype == tokens[0].dtype
-    assert got.lse is not None and exact.lse is not None
-    for one, other in ((got.output, exact.output), (got.lse, exact.lse)):
+    assert got.lse is not None and found.lse is not None
+    for one, other in ((got.output, found.output), (got.lse, found.lse)):
         torch.testing.assert_close(one.double(), other, atol=tolerance, rtol=tolerance)
     again = backend.run(*tokens, plan, scale=0.2, return_lse=False, workspace=workspace)
     assert again.lse is None and torch.equal(again.output, got.output)
@@ -195,3 +200,23 @@ def test_the_real_one(compensate: bool) -> None:
         .cpu()
     )
     torch.testing.assert_close(got, exact, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.usefixtures("stub")
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases(sizes=(64,)), ordered=st.booleans(), groups=st.integers(0, 3))
+def test_far_terms_are_merged_in(case: Case, ordered: bool, groups: int) -> None:
+    plan = case.far_plan(groups=groups, ordered=ordered, dtype=torch.float16)
+    wide = case.far_plan(groups=groups, ordered=ordered, dtype=torch.float64)
+    assert_is_the_reference(case.tokens(torch.float16), plan, 4e-3, exact=wide)
+
+
+@pytest.mark.usefixtures("stub")
+def test_far_terms_of_long_blocks_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(1, 2, 300, 90, 64, 3, 5, seed=2)
+    plan, wide = (
+        case.far_plan(groups=2, dtype=dtype) for dtype in (torch.bfloat16, torch.float64)
+    )
+    for largest in (1, 1 << 24):
+        monkeypatch.setattr(backend_module, "_LARGEST_CHUNK", largest)
+        assert_is_the_reference(case.tokens(torch.bfloat16), plan, 3e-2, exact=wide)

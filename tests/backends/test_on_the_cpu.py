@@ -1,6 +1,7 @@
 """What every fast backend of the CPU has to do: what the reference does."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from making import Case, cases, normal
 from torch.nn.functional import scaled_dot_product_attention
 
-from svoo import BlockPlan, VideoLayout, co_cluster, run_plan, select_blocks
+from svoo import BlockPlan, FarTerms, VideoLayout, add_text, co_cluster, run_plan, select_blocks
+from svoo.backends import BACKENDS
 from svoo.core.plan import plan_from_clusters
 from svoo.kernels.cpp import DTYPES
 
@@ -19,6 +21,7 @@ TOLERANCE = {  # an honest run: the reference in float64 against the same inputs
     torch.bfloat16: 3e-2,
     torch.float16: 4e-3,
 }
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 on_every_backend = pytest.mark.parametrize(
     "backend", ["blocked", pytest.param("cpp", marks=pytest.mark.compiler)]
 )
@@ -58,6 +61,77 @@ def test_it_is_the_reference(
         output = run_plan(*tokens, plan, backend=backend, scale=scale)
     assert output.dtype == dtype
     torch.testing.assert_close(output.double(), exact.output, atol=slack, rtol=slack)
+
+
+with_far_terms = pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(backend.name, marks=[pytest.mark.compiler] * (backend.name == "cpp"))
+        for backend in BACKENDS
+        if backend.name in ("blocked", "cpp") and FarTerms in backend.needs.terms
+    ],
+)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@with_far_terms
+@settings(max_examples=80)
+@given(
+    case=cases(max_tokens=60, sizes=(1, 3, 8, 16, 33)),
+    groups=st.integers(0, 3),
+    ordered=st.booleans(),
+    text=st.integers(0, 5),
+    text_first=st.booleans(),
+    return_lse=st.booleans(),
+    scale=st.sampled_from((None, 0.0, 0.7)),
+)
+def test_far_terms_are_the_reference(
+    backend: str,
+    dtype: torch.dtype,
+    case: Case,
+    groups: int,
+    ordered: bool,
+    text: int,
+    text_first: bool,
+    return_lse: bool,
+    scale: float | None,
+) -> None:
+    if backend == "cpp" and dtype not in DTYPES:
+        pytest.skip("the C++ kernel leaves it to others")
+    narrow, wide = (
+        case.far_plan(groups=groups, ordered=ordered, dtype=kind)
+        for kind in (dtype, torch.float64)
+    )
+    tokens = case.tokens(dtype)
+    if text and case.queries == case.keys:
+        valid = torch.tensor([text, text // 2])[: case.batch]
+        layout = VideoLayout(1, 1, case.keys, text, text_first, valid)
+        narrow, wide = (add_text(plan, layout) for plan in (narrow, wide))
+        longer = replace(case, queries=case.queries + text, keys=case.keys + text)
+        tokens = longer.tokens(dtype)
+    query, key, value = (tensor.double() for tensor in tokens)
+    exact = run_plan(query, key, value, wide, backend="reference", scale=scale, return_lse=True)
+    slack = TOLERANCE[dtype]
+    if return_lse:
+        output, lse = run_plan(*tokens, narrow, backend=backend, scale=scale, return_lse=True)
+        assert lse is not None and exact.lse is not None
+        torch.testing.assert_close(lse.double(), exact.lse, atol=slack, rtol=slack)
+    else:
+        output = run_plan(*tokens, narrow, backend=backend, scale=scale)
+    torch.testing.assert_close(output.double(), exact.output, atol=slack, rtol=slack)
+
+
+@with_far_terms
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("dtype", "slack"), [(torch.float32, 2e-5), (torch.bfloat16, 3e-2)])
+def test_far_terms_of_many_blocks(backend: str, dtype: torch.dtype, slack: float) -> None:
+    case = Case(2, 3, 700, 900, 40, 20, 50, seed=3)
+    narrow, wide = (case.far_plan(groups=8, dtype=kind) for kind in (dtype, torch.float64))
+    tokens = case.tokens(dtype)
+    query, key, value = (tensor.double() for tensor in tokens)
+    exact = run_plan(query, key, value, wide, backend="reference")
+    output = run_plan(*tokens, narrow, backend=backend)
+    torch.testing.assert_close(output.double(), exact, atol=slack, rtol=slack)
 
 
 @on_every_backend

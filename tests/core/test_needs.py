@@ -33,8 +33,7 @@ def test_nothing_needed_is_anything() -> None:
         ({"terms": ()}, "runs no terms, got mean terms"),
         (
             {"for_terms": Needs(device="cuda")},
-            "has no terms of its own, and the kernel that would add them needs a CUDA tensor, "
-            "got cpu",
+            "has no mean terms, and the kernel that would add them needs a CUDA tensor, got cpu",
         ),
         (
             {"package": Package("no_such", "no-such", "pip install no-such")},
@@ -81,7 +80,7 @@ def test_described_in_words() -> None:
         package=Package("some", "some-python", "", ("0.6", "0.7")),
         tool="a compiler",
         terms=(MeanTerms,),
-        for_terms=Needs(package=triton),
+        for_terms=Needs(package=triton, terms=(MeanTerms,)),
     )
     assert needs.describe() == {
         "device": "cuda",

@@ -14,8 +14,26 @@ from svoo.methods import find_method
 NAMES = [row.name for row in svoo.available_methods() if row.name != "dense"]
 # The clips have 48 video tokens: settings that leave something out of so few.
 SMALL: dict[str, dict[str, Any]] = {
+    "spargeattn": {"query_block": 8, "key_block": 4},
+    "radial": {"block": 4, "decay": 0.01, "sink": False},
+    "sol": {"block": 4},
+    "pisa": {"block": 4},
+    "xattention": {"block": 4, "stride": 2, "mass": 0.5},
     "svoo": {"query_clusters": 4, "key_clusters": 8, "mass": 0.5},
     "svg2": {"query_clusters": 6000, "key_clusters": 12000, "mass": 0.5},
+    "svg1": {"block": 4, "density": 0.2},
+    "adacluster": {"query_clusters": 6000, "key_clusters": 12000, "keep": 4000},
+    "sparsepr": {"key_clusters": 12000, "probes": 4},
+    "clusterattention": {"query_block": 8, "key_block": 8},
+    "sta": {"tile": (1, 2, 2), "windows": (1, 1, 1)},
+    "vmoba": {"time": 1, "plane": (2, 2), "cube": (1, 2, 2)},
+    "dsv": {"sparsity": 0.9},
+    "draft": {"sparsity": 0.7, "pool": (2, 2), "dense_sigma": 1.0},
+    "vsa": {"sparsity": 0.6, "tile": (2, 2, 2)},
+    "bsa": {"mass": 0.3, "least": 2, "tile": (2, 2, 2)},
+    "rainfusion": {"block": 4},
+    "rainfusion2": {"block": 4},
+    "adaspa": {"block": 4},
     "svg-ear": {"query_clusters": 6000, "key_clusters": 12000, "mass": 0.5},
 }
 

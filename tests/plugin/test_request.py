@@ -9,6 +9,7 @@ from svoo.catalogue import find_model
 from svoo.errors import ConfigError
 from svoo.methods.dense import DenseConfig
 from svoo.plugin.request import (
+    QUALITIES,
     Request,
     call_sizes,
     choose_method,
@@ -28,6 +29,10 @@ def test_methods_and_mass() -> None:
     assert choose_method(Request(**BASE, method="release"), wan) == SVOOConfig.release(wan.name)
     assert choose_method(Request(**BASE, method="dense"), wan) == DenseConfig.for_model(wan.name)
     assert choose_method(Request(**BASE, mass=0.7), None) == SVOOConfig(mass=0.7)
+    qualities = [choose_method(Request(**BASE, quality=name), wan) for name in QUALITIES]
+    assert qualities == [SVOOConfig.fast(), SVOOConfig.balanced(), SVOOConfig.careful()]
+    tolerances = [getattr(config, "tolerance", None) or 0.0 for config in qualities]
+    assert tolerances == sorted(tolerances, reverse=True) and tolerances[-1] > 0
     with pytest.raises(ConfigError, match="needs a model of the catalogue"):
         choose_method(Request(**BASE, method="release"), None)
     with pytest.raises(ConfigError, match="mass must be"):

@@ -39,12 +39,12 @@ def _checkered_floor(x: Tensor, y: Tensor, _time: Tensor, phase: Phase, pixel: f
 def _wooden_floor(x: Tensor, y: Tensor, _time: Tensor, phase: Phase, pixel: float) -> Tensor:
     plank = y / PLANK + phase[0]
     row = plank.floor()
-    seam = _soft_step((plank - row - 0.5).abs() - 0.47, pixel * 4)
+    seam = _soft_step((plank - row - 0.5).abs() - 0.46, pixel * 4)
     tone = 0.05 * torch.sin(row * 2.4 + phase[1] * 6)
     grain = 0.04 * torch.sin(
         2 * math.pi * (y * 12 + 0.5 * torch.sin(x * 5 + row * 1.7 + 6 * phase[2]))
     )
-    level = 1.0 + tone + grain - 0.35 * seam
+    level = 1.0 + tone + grain - 0.45 * seam
     return _colour(0.56, 0.42, 0.29) * level.unsqueeze(1)
 
 
@@ -63,10 +63,10 @@ def _brick_wall(x: Tensor, y: Tensor, _time: Tensor, phase: Phase, pixel: float)
 def _grassy_field(x: Tensor, y: Tensor, time: Tensor, phase: Phase, _pixel: float) -> Tensor:
     sway = 0.012 * torch.sin(2 * math.pi * (time + phase[2]))
     lean = x + sway * (1 - y) * 4 + 0.02 * torch.sin(y * 16 + 6 * phase[0])
-    blades = torch.sin(2 * math.pi * (lean * 6 + phase[0])) * torch.sin(
-        2 * math.pi * (y * 2.5 + 0.6 * torch.sin(lean * 6 + 6 * phase[1]))
+    blades = torch.sin(2 * math.pi * (lean * 4 + phase[0])) * torch.sin(
+        2 * math.pi * (y * 2 + 0.5 * torch.sin(lean * 6 + 6 * phase[1]))
     )
-    level = 0.86 + 0.10 * blades + 0.22 * y
+    level = 0.86 + 0.17 * blades + 0.22 * y
     return _colour(0.34, 0.44, 0.27) * level.unsqueeze(1)
 
 

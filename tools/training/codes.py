@@ -32,7 +32,7 @@ class Supply:
 
 
 PICTURES = Supply(240, 4, 150)
-CLIPS = Supply(16, 10, 60)
+CLIPS = Supply(16, 6, 60)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import MISSING, asdict
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
@@ -11,6 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from svoo.catalogue import SEAM_TESTED, models
+from svoo.methods import available_methods
+from svoo.methods.base import MethodConfig
 
 if TYPE_CHECKING:
     from svoo.app.doctor import Finding
@@ -131,3 +134,27 @@ def model_lines() -> list[str]:
 
 def _model_line(name: str, size: str, steps: str, hub_id: str) -> str:
     return f"{name:16s}  {size:14s}  {steps:>5s}  {hub_id}"
+
+
+def method_lines(model: str) -> list[str]:
+    """Return every method with its settings for a model of the catalogue, as lines that fit a
+    terminal; settings that all methods have are shown where they are not the usual."""
+    lines = [f"settings for {model}", ""]
+    for row in available_methods():
+        settings = row.config.for_model(model)
+        usual = MethodConfig()
+        chosen = {
+            name: value
+            for name, value in settings.as_dict().items()
+            if name != "method" and value != getattr(usual, name, MISSING)
+        }
+        trained = " Its authors train the model with it; here without." if row.trained else ""
+        facts = [
+            f"{row.paper or 'the model as it is'}.{trained}",
+            f"Keeps {row.keeps}; the rest: {row.rest}.",
+            ", ".join(f"{name}={value!r}" for name, value in chosen.items()),
+        ]
+        lines.append(row.name)
+        for fact in facts:
+            lines += wrap(fact, 80, initial_indent="  ", subsequent_indent="    ")
+    return lines

@@ -9,10 +9,8 @@ more as many as the query block that keeps most of them.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from threading import Condition
 
 import torch
 from torch import Tensor
@@ -21,19 +19,20 @@ from torch.nn.functional import scaled_dot_product_attention
 from svoo.backends.base import Attention, Workspace
 from svoo.core.needs import Needs
 from svoo.core.plan import BlockPlan
-from svoo.core.terms import MeanTerms, compensated
+from svoo.core.terms import FarTerms, compensated
 from svoo.core.validate import accumulation_dtype
 from svoo.kernels.cpp.threads import find_threads
+from svoo.kernels.cpp.work import Work
 
 
 class BlockedBackend:
     """Runs any plan on any device; fast on the CPU, where threads share out the query blocks."""
 
     name = "blocked"
-    needs = Needs(terms=(MeanTerms,))
+    needs = Needs()
 
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
-        """Return which terms it has not: torch is all it needs."""
+        """Return None for all that torch itself runs."""
         return self.needs.why_not(query, plan.terms)
 
     def run(
@@ -57,7 +56,7 @@ class BlockedBackend:
         places = [(b, h) for b in range(batch) for h in range(heads)]
         prepare = partial(_Head, query, key, value, plan, output, lse)
         attend = partial(_attend_block, scale)
-        threads.run(_Work(places, space.sources, prepare, attend).take_part, space.rooms)
+        threads.run(Work(places, space.sources, prepare, attend).take_part, space.rooms)
         if query.device.type == "cpu":
             workspace.leave(self.name, space)
         return Attention(output, lse)
@@ -89,7 +88,7 @@ class _Room:
         self.size = size
         with torch.inference_mode(mode=False):  # memory that later calls in any mode may write to
             self.rows = source.new_empty(1, 1, size, source.shape[3])
-            self.bias = source.new_zeros(1, 1, 1, size)  # 0 for tokens
+            self.bias = source.new_zeros(1, 1, 1, size, dtype=_bias_dtype(source))  # 0 for tokens
         self.mean_bias = self.bias[0, 0, 0, : self.means]
 
     def fit(self, size: int, source: Tensor) -> None:
@@ -122,12 +121,17 @@ class _Head:
         self.tokens = key.shape[2]
         self.means = source.shape[2] - self.tokens
         self.unfinished = 0  # query blocks still to attend
+        self.far = _FarRows(plan.terms, plan, place) if isinstance(plan.terms, FarTerms) else None
+        self.front = self.means if self.far is None else 0  # rows that every query block takes
         self.keep, self.sizes = plan.keep[place], plan.key_sizes[place]
         # These wait for the device: the sizes of the blocks steer the loop.
         self.counts: list[int] = torch.where(self.keep, self.sizes, 0).sum(dim=-1).tolist()
         self.query_sizes: list[int] = plan.query_sizes[place].tolist()
-        copied = (self.means + count for count in self.counts if count < self.tokens)
-        self.most_rows = max(copied, default=0)
+        terms = [self.front] * len(self.counts) if self.far is None else self.far.counts
+        self.most_rows = max(  # a query block that keeps all, without far terms, copies none
+            0 if count == self.tokens and not (self.far and more) else more + count
+            for more, count in zip(terms, self.counts, strict=True)
+        )
         self.kept_rows = self._find_kept_rows()
         if plan.query_order is None:
             rows = torch.arange(sum(self.query_sizes), device=self.sizes.device)
@@ -143,25 +147,26 @@ class _Head:
                 target.copy_(tokens)
             else:
                 torch.index_select(tokens, 2, plan.key_order[place], out=target)
+        if self.means:
+            self._average()
         marked = compensated(plan.terms)
         if marked is not None:
-            self._average()
             enters = marked[place] & (self.sizes > 0) & ~self.keep
             logs = self.sizes.to(accumulation_dtype(source)).log()
-            biases = torch.where(enters, logs, -torch.inf).to(source.dtype)
+            biases = torch.where(enters, logs, -torch.inf).to(_bias_dtype(source))
             self.biases: Sequence[Tensor] = biases.unbind()
 
     def _find_kept_rows(self) -> Sequence[Tensor]:
         """Return for every query block the rows of `source` that it attends to, int32.
 
-        The means are one more block, in front of all and always kept.
+        The means are one more block, in front of all: kept by all, or by none where terms are far.
         """
-        keep = torch.nn.functional.pad(self.keep, (1, 0), value=True)
+        keep = torch.nn.functional.pad(self.keep, (1, 0), value=self.front > 0)
         sizes = torch.nn.functional.pad(self.sizes, (1, 0), value=self.means).int()
         starts = sizes.cumsum(dim=0, dtype=torch.int32) - sizes
         blocks = keep.nonzero()[:, 1]  # query block by query block
         lengths = sizes[blocks]
-        counts = [self.means + count for count in self.counts]
+        counts = [self.front + count for count in self.counts]
         total = sum(counts)
         shift = starts[blocks] - (lengths.cumsum(dim=0, dtype=torch.int32) - lengths)
         rows = torch.repeat_interleave(shift, lengths, output_size=total)
@@ -185,18 +190,72 @@ class _Head:
     def gather(self, block: int, room: _Room) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the keys and values `[1, 1, m, D]` and the bias `[1, 1, 1, m]` (or None) of one
         query block."""
-        if self.counts[block] == self.tokens:
+        if self.counts[block] == self.tokens and (self.far is None or not self.far.counts[block]):
             keys, values = self.source[:, :, self.means :].chunk(2, dim=3)
             return keys, values, None
         room.fit(self.most_rows, self.source)
-        count = self.means + self.counts[block]
+        terms = 0 if self.far is None else self.far.counts[block]
+        count = terms + self.front + self.counts[block]
         rows = room.rows[:, :, :count]
-        torch.index_select(self.source, 2, self.kept_rows[block], out=rows)
+        torch.index_select(self.source, 2, self.kept_rows[block], out=rows[:, :, terms:])
         keys, values = rows.chunk(2, dim=3)
+        if self.far is not None:
+            means = self.source[0, 0, : self.means, : keys.shape[3]]
+            bias = self.far.fill(block, means, keys[0, 0], values[0, 0], room.bias[..., :count])
+            return keys, values, bias
         if not self.means:
             return keys, values, None
         room.mean_bias.copy_(self.biases[block])
         return keys, values, room.bias[..., :count]
+
+
+class _FarRows:
+    """The far terms of one head: which rows each query block has in front of its tokens."""
+
+    def __init__(self, terms: FarTerms, plan: BlockPlan, place: tuple[int, int]) -> None:
+        """List the key blocks that enter, and the groups, query block by query block."""
+        enters = terms.enters(plan.key_sizes)[place]
+        self.blocks = _Listed(enters, terms.bias[place])
+        self.value = terms.value[place]
+        self.counts = self.blocks.counts
+        self.groups = None
+        if terms.groups is not None:
+            bias = terms.groups.bias[place]
+            self.groups = _Listed(bias > -torch.inf, bias)
+            self.group_key, self.group_value = terms.groups.key[place], terms.groups.value[place]
+            both = zip(self.counts, self.groups.counts, strict=True)
+            self.counts = [blocks + groups for blocks, groups in both]
+
+    def fill(
+        self, block: int, means: Tensor, keys: Tensor, values: Tensor, bias: Tensor
+    ) -> Tensor:
+        """Fill the first rows of keys and values `[m, D]` with the terms of a query block and
+        return the bias `[1, 1, 1, m]`; means are `[Ck, D]`."""
+        number, columns = self.blocks.counts[block], self.blocks.columns[block]
+        keys[:number] = means.index_select(0, columns)
+        values[:number] = self.value[block].index_select(0, columns)
+        bias[..., :number] = self.blocks.biases[block]
+        if self.groups is not None:
+            group, here = self.groups.columns[block], slice(number, self.counts[block])
+            keys[here] = self.group_key[block].index_select(0, group)
+            values[here] = self.group_value[block].index_select(0, group)
+            bias[..., here] = self.groups.biases[block]
+        bias[..., self.counts[block] :] = 0
+        return bias
+
+
+class _Listed:
+    """The marked columns of marks `[Cq, T]`, row by row, with their biases."""
+
+    def __init__(self, marks: Tensor, bias: Tensor) -> None:
+        self.counts: list[int] = marks.sum(dim=-1).tolist()
+        self.columns: Sequence[Tensor] = marks.nonzero()[:, 1].split(self.counts)
+        self.biases: Sequence[Tensor] = bias[marks].split(self.counts)
+
+
+def _bias_dtype(source: Tensor) -> torch.dtype:
+    """Return the dtype of biases: wide on the CPU, whose fused call takes it at the same speed."""
+    return accumulation_dtype(source) if source.device.type == "cpu" else source.dtype
 
 
 def _attend_block(scale: float, head: _Head, block: int, room: _Room) -> None:
@@ -228,74 +287,6 @@ class _Space:
     def nbytes(self) -> int:
         rooms = sum(room.rows.nbytes + room.bias.nbytes for room in self.rooms)
         return rooms + sum(source.nbytes for source in self.sources)
-
-
-class _Work:
-    """What is left to do in a call: heads to prepare, and query blocks of those prepared.
-
-    Workers come for the next piece whenever they are free, so that none waits for a slower one
-    while there is anything to do. A head is prepared as soon as there is room for it.
-    """
-
-    def __init__(
-        self,
-        places: Iterable[tuple[int, int]],
-        sources: Iterable[Tensor],
-        prepare: Callable[[tuple[int, int], Tensor], _Head],
-        attend: Callable[[_Head, int, _Room], None],
-    ) -> None:
-        self.prepare, self.attend = prepare, attend
-        self._places, self._free = deque(places), list(sources)
-        self._blocks: deque[tuple[_Head, int]] = deque()
-        self._being_prepared = 0
-        self._failed = False
-        self._changed = Condition()
-
-    def take_part(self, room: _Room) -> None:
-        """Work until nothing is left to take."""
-        try:
-            while (piece := self._next()) is not None:
-                piece(room)
-        except BaseException:
-            with self._changed:
-                self._failed = True
-                self._changed.notify_all()
-            raise
-
-    def _next(self) -> Callable[[_Room], None] | None:
-        """Return the next piece of work, once there is one; None at the end."""
-        with self._changed:
-            while not self._failed:
-                if self._places and self._free:
-                    self._being_prepared += 1
-                    return partial(self._prepare, self._places.popleft(), self._free.pop())
-                if self._blocks:
-                    return partial(self._attend, *self._blocks.popleft())
-                if not self._places and not self._being_prepared:
-                    return None
-                self._changed.wait()
-        return None
-
-    def _prepare(self, place: tuple[int, int], source: Tensor, _room: _Room) -> None:
-        head = self.prepare(place, source)
-        blocks = head.blocks_by_work()
-        with self._changed:
-            self._being_prepared -= 1
-            self._blocks.extend((head, block) for block in blocks)
-            self._leave(head, len(blocks))
-
-    def _attend(self, head: _Head, block: int, room: _Room) -> None:
-        self.attend(head, block, room)
-        with self._changed:
-            self._leave(head, head.unfinished - 1)
-
-    def _leave(self, head: _Head, unfinished: int) -> None:
-        """Note how many of the head's blocks are left; without any its memory is free
-        for another."""
-        head.unfinished = unfinished
-        if not unfinished:
-            self._free.append(head.source)
-        self._changed.notify_all()
 
 
 def _attend(

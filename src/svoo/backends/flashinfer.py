@@ -6,6 +6,7 @@ every kept key token of every query block to the host, and wants permuted copies
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,16 +18,19 @@ from torch import Tensor
 from svoo.backends.base import Attention, Workspace
 from svoo.core.needs import Needs, Package
 from svoo.core.plan import BlockPlan
-from svoo.core.terms import MeanTerms, compensated
+from svoo.core.terms import FarTerms, MeanTerms, compensated
 from svoo.kernels.triton import NEEDS
 
 _WORKSPACE_BYTES = 128 << 20  # as its documentation advises
+_PIECE = 64  # query tokens that share the terms of their block in one product
+_LARGEST_CHUNK = 1 << 24  # numbers of terms' values held at a time
+_LOWEST = -3.0e38  # minus infinity would make NaN of a row without terms
 _LONGEST_LIST = 1 << 25  # kept key tokens in one plan; each takes some 40 bytes while planning
 
 
 class FlashInferBackend:
-    """Runs plans of bfloat16 and float16 tokens on a CUDA device; left-out blocks that are
-    compensated come from our Triton kernel and are merged in."""
+    """Runs plans of bfloat16 and float16 tokens on a CUDA device; mean terms come from our Triton
+    kernel, far terms from torch, and are merged in."""
 
     name = "flashinfer"
 
@@ -37,7 +41,6 @@ class FlashInferBackend:
         package=Package(
             "flashinfer", "flashinfer-python", "pip install flashinfer-python", ("0.6", "0.7")
         ),
-        terms=(MeanTerms,),
         for_terms=replace(NEEDS, terms=(MeanTerms,)),
     )
 
@@ -88,8 +91,10 @@ class FlashInferBackend:
         workspace.leave(_name(query.device), held)
         output = plan.restore_queries(torch.cat(outputs).view(query.shape))
         lse = plan.restore_queries(torch.cat(lses).view(query.shape[:3]))
-        if plan.terms is not None:
-            output, lse = _add_compensation(output, lse, query, key, value, plan, scale)
+        if isinstance(plan.terms, MeanTerms):
+            output, lse = _merge(output, lse, *_mean_part(query, key, value, plan, scale))
+        elif plan.terms is not None:
+            output, lse = _merge(output, lse, *_far_part(query, key, plan, plan.terms, scale))
         return Attention(output, lse if return_lse else None)
 
 
@@ -167,20 +172,21 @@ def _parts(blocks: _Blocks) -> Iterator[slice]:
     yield slice(start, len(lengths))
 
 
-def _add_compensation(
-    output: Tensor,
-    lse: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    plan: BlockPlan,
-    scale: float,
+def _merge(output: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two softmaxes over different keys as one: outputs `[B, H, N, D]` and their
+    log-sum-exps `[B, H, N]`."""
+    total = torch.logaddexp(lse, more_lse)
+    share, more_share = ((part - total).exp().unsqueeze(-1) for part in (lse, more_lse))
+    return (share * output + more_share * more).to(output.dtype), total
+
+
+def _mean_part(
+    query: Tensor, key: Tensor, value: Tensor, plan: BlockPlan, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of the kept blocks merged with those of the means of the
-    others."""
+    """Return output and log-sum-exp of the mean terms alone."""
     from svoo.kernels.triton.sparse import sparse_attention
 
-    more, more_lse = sparse_attention(
+    output, lse = sparse_attention(
         query,
         key,
         value,
@@ -194,7 +200,82 @@ def _add_compensation(
         return_lse=True,
         only_compensation=True,
     )
-    assert more_lse is not None  # asked for
-    total = torch.logaddexp(lse, more_lse)
-    share, more_share = ((part - total).exp().unsqueeze(-1) for part in (lse, more_lse))
-    return (share * output + more_share * more).to(output.dtype), total
+    assert lse is not None  # asked for
+    return output, lse
+
+
+def _far_part(
+    query: Tensor, key: Tensor, plan: BlockPlan, terms: FarTerms, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return output (float32) and log-sum-exp of the far terms alone; a row without any has 0 and
+    minus infinity."""
+    queries, key_blocks = plan.permute_queries(query), plan.key_blocks()
+    enters = terms.enters(plan.key_sizes)
+    output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+    lse = output.new_empty(query.shape[:3])
+    for b, h in itertools.product(*map(range, query.shape[:2])):
+        sums = output.new_zeros(plan.key_sizes.shape[2], query.shape[3])
+        sums.index_add_(0, key_blocks[b, h], key[b, h].float())
+        means = sums / plan.key_sizes[b, h].clamp(min=1).unsqueeze(-1)
+        means = means.to(key.dtype).float()
+        parts = [_Rows(enters[b, h], terms.bias[b, h], means, terms.value[b, h])]
+        if terms.groups is not None:
+            bias, keys, values = (
+                part[b, h] for part in (terms.groups.bias, terms.groups.key, terms.groups.value)
+            )
+            parts.append(_Rows(bias > -torch.inf, bias, keys, values))
+        output[b, h], lse[b, h] = _attend_terms(
+            queries[b, h], plan.query_sizes[b, h], parts, scale
+        )
+    return plan.restore_queries(output), plan.restore_queries(lse)
+
+
+class _Rows(NamedTuple):
+    """Terms of one head: marks and bias `[Cq, T]`, keys `[T, D]` (the same for all query blocks)
+    or `[Cq, T, D]`, values `[Cq, T, D]`."""
+
+    marks: Tensor
+    bias: Tensor
+    key: Tensor
+    value: Tensor
+
+
+def _attend_terms(
+    query: Tensor, sizes: Tensor, parts: list[_Rows], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attend from query `[N, D]`, in block order with block `sizes` `[Cq]`, to its block's terms.
+
+    Query blocks are cut into pieces of equal length, so that products come in batches and nothing
+    waits for the device.
+    """
+    tokens, size = query.shape
+    numbers = (sizes + _PIECE - 1) // _PIECE
+    ends, steps = numbers.cumsum(dim=0), torch.arange(_PIECE, device=query.device)
+    pieces = torch.arange(tokens // _PIECE + len(sizes), device=query.device)
+    output = torch.zeros(tokens + 1, size, device=query.device)  # one row for what is no token
+    lse = torch.full((tokens + 1,), -torch.inf, device=query.device)
+    widest = max(part.bias.shape[1] for part in parts)
+    for piece in pieces.split(max(1, _LARGEST_CHUNK // (widest * size))):
+        block = torch.searchsorted(ends, piece, right=True).clamp(max=len(sizes) - 1)
+        inside = (piece - ends[block] + numbers[block]).unsqueeze(-1) * _PIECE + steps
+        rows = (sizes.cumsum(dim=0) - sizes)[block].unsqueeze(-1) + inside
+        rows = torch.where(inside < sizes[block].unsqueeze(-1), rows, tokens)
+        asking = query[rows.clamp(max=tokens - 1)].float()
+        logits, values = [], []
+        for part in parts:
+            marks, bias = part.marks[block], part.bias[block].unsqueeze(1)
+            key, value = (
+                torch.where(marks.unsqueeze(-1), side.float(), 0)
+                for side in (
+                    part.key if part.key.ndim == 2 else part.key[block],
+                    part.value[block],
+                )
+            )
+            products = asking @ key.mT * scale + bias
+            logits.append(products.masked_fill(~marks.unsqueeze(1), -torch.inf))
+            values.append(value)
+        joined = torch.cat(logits, dim=-1)
+        total = joined.logsumexp(dim=-1)
+        weights = (joined - total.clamp(min=_LOWEST).unsqueeze(-1)).exp()
+        output[rows], lse[rows] = weights @ torch.cat(values, dim=1), total
+    return output[:tokens], lse[:tokens]

@@ -11,8 +11,12 @@ from torch import Tensor
 from svoo.core.clustering import Clusters, CoClusters, choose_implementation, update_centroids
 from svoo.core.validate import default_scale, inference_only
 
-_CPU_ELEMENTS = 1 << 20  # products held at a time: they stay in cache
+_CPU_ELEMENTS = 1 << 18  # products held at a time: they stay in cache
 _GPU_ELEMENTS = 1 << 26
+_HARMLESS = 30.0  # logits whose squared exponentials float32 can add up
+
+Part = Callable[[Tensor, Tensor | None], Tensor]
+"""What each token adds to the sum of its block."""
 
 
 @inference_only
@@ -25,19 +29,36 @@ def log_block_errors(
     c are the clusters' centroids, m_j is the mean value of block j. Minus infinity for an empty
     block, and for one whose tokens are all alike.
     """
-    means = block_means(value, clusters.key)
-    places = clusters.key.labels.unsqueeze(-1).expand_as(value)
-    mean = means.gather(2, places)
-    rest = value.to(means.dtype) - mean
-    # |h m + g u|^2 of each token, g = e^d and h = g - 1, d its logit less that of the centroid.
-    parts = mean.square().sum(-1), 2 * (mean * rest).sum(-1), rest.square().sum(-1)
+    means = block_means(value, clusters.key).flatten(0, 1)
+    values = value.to(means.dtype).flatten(0, 1)
+    labels = clusters.key.labels.flatten(0, 1)
 
-    def error(g: Tensor, one: Tensor, rows: slice) -> Tensor:
-        mm, mu, uu = (part.flatten(0, 1)[rows].reshape(-1, 1) for part in parts)
-        h = g - one
-        return (h * (h * mm + g * mu) + g * g * uu).clamp_(min=0)
+    def prepare(pairs: slice) -> Part:
+        mean = rows_of_labels(means[pairs], labels[pairs])
+        rest = values[pairs] - mean
+        # |h v + u|^2 of each token: u its value less the mean, h = e^d - 1, d its logit less the
+        # centroid's.
+        vv, vu, uu = (
+            torch.linalg.vecdot(left, right).view(-1, 1)
+            for left, right in (
+                (values[pairs], values[pairs]),
+                (2 * values[pairs], rest),
+                (rest, rest),
+            )
+        )
 
-    return _by_block(clusters, key, default_scale(key, scale), error, power=2)
+        def error(g: Tensor, one: Tensor | None) -> Tensor:
+            found: Tensor
+            h = g.sub_(1 if one is None else one)
+            if one is None:
+                found = torch.addcmul(vu, h, vv).mul_(h).add_(uu)
+            else:
+                found = (h * vv).addcmul_(one, vu).mul_(h).addcmul_(one.square_(), uu)
+            return found
+
+        return error
+
+    return _by_block(clusters, key, default_scale(key, scale), prepare, power=2)
 
 
 @inference_only
@@ -45,10 +66,10 @@ def log_block_masses(clusters: CoClusters, key: Tensor, *, scale: float | None =
     """Return log sum over the tokens t of key block j of e^(s c_i.k_t), `[B, H, Cq, Ck]`, for key
     `[B, H, M, D]`; minus infinity for an empty block."""
 
-    def mass(g: Tensor, _one: Tensor, _rows: slice) -> Tensor:
-        return g
+    def prepare(_pairs: slice) -> Part:
+        return lambda g, _one: g
 
-    return _by_block(clusters, key, default_scale(key, scale), mass, power=1)
+    return _by_block(clusters, key, default_scale(key, scale), prepare, power=1)
 
 
 def block_means(tokens: Tensor, side: Clusters) -> Tensor:
@@ -59,47 +80,56 @@ def block_means(tokens: Tensor, side: Clusters) -> Tensor:
     return update_centroids(tokens, side.labels, start, by=by).centroids
 
 
+def rows_of_labels(rows: Tensor, labels: Tensor) -> Tensor:
+    """Return the row of `[P, C, D]` that each label `[P, M]` names, `[P, M, D]`."""
+    found = rows.flatten(0, 1).index_select(0, _number_rows(labels, rows.shape[1]))
+    return found.view(*labels.shape, rows.shape[2])
+
+
+def _number_rows(labels: Tensor, count: int) -> Tensor:
+    """Return labels `[P, M]` of `count` blocks as row numbers of all heads' blocks, `[P * M]`."""
+    starts = count * torch.arange(len(labels), device=labels.device)
+    return (labels + starts.unsqueeze(-1)).flatten()
+
+
 def _by_block(
     clusters: CoClusters,
     key: Tensor,
     scale: float,
-    part: Callable[[Tensor, Tensor, slice], Tensor],
+    prepare: Callable[[slice], Part],
     *,
     power: int,
 ) -> Tensor:
-    """Return log of the sums over key blocks of `part`, a polynomial of that power in e^d.
+    """Return log of the sums over key blocks of a part, a polynomial of that power in e^d.
 
-    `part(g, one, rows)` gets e^(d - m) and e^(-m) `[tokens, Cq]` of the heads `rows`, where m is
-    the largest d of a token's block, or 0.
+    `prepare` gets the heads that are next, and its result e^(d - m) and e^(-m) `[tokens, Cq]`,
+    which it may overwrite; m is the largest d of a token's block, or 0. Without e^(-m), m is 0.
     """
-    batch, heads, count, _ = key.shape
+    keys, labels = key.flatten(0, 1), clusters.key.labels.flatten(0, 1)
     centroids = clusters.query.centroids.flatten(0, 1) * scale  # [P, Cq, D]
-    blocks = clusters.key.centroids.shape[2]
-    labels = clusters.key.labels
-    wide = key.to(centroids.dtype)
-    places = labels.unsqueeze(-1).expand_as(wide)
-    off_centre = (wide - clusters.key.centroids.gather(2, places)).flatten(0, 1)  # [P, M, D]
-    logits = centroids @ clusters.key.centroids.flatten(0, 1).transpose(1, 2)  # [P, Cq, Ck]
+    middles = clusters.key.centroids.flatten(0, 1)  # [P, Ck, D]
+    found = centroids @ middles.transpose(1, 2) * power  # [P, Cq, Ck]
+    blocks = middles.shape[1]
     room = _CPU_ELEMENTS if key.device.type == "cpu" else _GPU_ELEMENTS
-    group = max(1, room // (count * centroids.shape[1]))
-    step = max(1, room // (count * group))
-    found = torch.empty_like(logits)
-    for first in range(0, batch * heads, group):
-        pairs = slice(first, min(first + group, batch * heads))
-        number = pairs.stop - first
-        rows = labels.flatten(0, 1)[pairs] + blocks * torch.arange(
-            number, device=key.device
-        ).unsqueeze(-1)
-        rows = rows.flatten()
+    group = max(1, room // (key.shape[2] * centroids.shape[1]))
+    step = max(1, room // (key.shape[2] * group))
+    for first in range(0, len(keys), group):
+        pairs = slice(first, min(first + group, len(keys)))
+        part, rows = prepare(pairs), _number_rows(labels[pairs], blocks)
+        off_centre = keys[pairs] - rows_of_labels(middles[pairs], labels[pairs])
         for start in range(0, centroids.shape[1], step):
-            some = slice(start, start + step)
-            seen = centroids[pairs, some]  # [p, c, D]
-            d = (off_centre[pairs] @ seen.transpose(1, 2)).flatten(0, 1)  # [p * M, c]
-            top = d.new_zeros(number * blocks, seen.shape[1])
-            top.scatter_reduce_(0, rows.unsqueeze(-1).expand_as(d), d, "amax")
-            shift = top.index_select(0, rows)
-            terms = part((d - shift).exp_(), shift.neg().exp_(), pairs)
-            sums = torch.zeros_like(top).index_add_(0, rows, terms)
-            logs = sums.log_() + power * top
-            found[pairs, some] = logs.unflatten(0, (number, blocks)).transpose(1, 2)
-    return (found + power * logits).view(batch, heads, *logits.shape[1:])
+            seen = centroids[pairs, start : start + step].transpose(1, 2)  # [p, D, c]
+            d = (off_centre @ seen).flatten(0, 1)  # [p * M, c]
+            sums = d.new_zeros((pairs.stop - first) * blocks, d.shape[1])
+            if key.device.type == "cpu" and float(d.max()) < _HARMLESS:
+                logs = sums.index_add_(0, rows, part(d.exp_(), None)).clamp_(min=0).log_()
+            else:
+                places = rows.unsqueeze(-1).expand_as(d)
+                top = torch.zeros_like(sums).scatter_reduce_(0, places, d, "amax")
+                shift = top.index_select(0, rows)
+                terms = part(d.sub_(shift).exp_(), shift.neg_().exp_())
+                logs = sums.index_add_(0, rows, terms).clamp_(min=0).log_()
+                logs.add_(top, alpha=power)
+            logs = logs.view(-1, blocks, d.shape[1])
+            found[pairs, start : start + step] += logs.transpose(1, 2)
+    return found.view(*key.shape[:2], *found.shape[1:])

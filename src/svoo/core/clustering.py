@@ -194,17 +194,6 @@ def start_centroids(
     return initial[0].to(dtype), initial[1].to(dtype)
 
 
-def draw_centroids(
-    query: Tensor, key: Tensor, counts: tuple[int, int], generator: torch.Generator
-) -> Centroids:
-    """Return tokens drawn without replacement as first centroids, `[B, H, C, D]` for each side."""
-    first, second = (
-        _draw_tokens(side, count, generator).to(accumulation_dtype(side))
-        for side, count in zip((query, key), counts, strict=True)
-    )
-    return first, second
-
-
 def _draw_tokens(tokens: Tensor, count: int, generator: torch.Generator) -> Tensor:
     places = torch.randperm(tokens.shape[2], generator=generator, device=generator.device)[:count]
     return tokens.index_select(2, places.to(tokens.device, non_blocking=True))

@@ -1,117 +1,187 @@
-"""The far field: what a query block sees of the key blocks that it leaves out.
+"""The far field: what a left-out block is to the query block that leaves it out.
 
-The centroid q_i of query block i looks at every key n of key block j, once and exactly:
+With q_i the mean query of block i, c_j the mean key of block j, both rounded to the tokens' dtype:
 
-    S_ij = sum_n exp((q_i.k_n - q_i.c_j) * scale)         its logarithm is the term's bias
-    V_ij = sum_n softmax_n(q_i.k_n * scale) v_n           the term's value
-    w_ij = softmax_j(q_i.c_j * scale + log S_ij)          the block's share of the softmax
+    S_ij = sum_{n in j} exp((q_i.k_n - q_i.c_j) * scale)        V_ij = sum_{n in j} softmax_n(q_i.k_n * scale) v_n
+    a query q of block i meets block j as one term: logit q.c_j * scale + log S_ij, value V_ij
 
-A left-out block then enters the softmax of every query q of block i as one term, with logit
-q.c_j * scale + log S_ij and value V_ij. What is lost is only what varies *inside* the query block,
-about
-
-    e_ij = w_ij (sqrt(s_ij) sd_j + s_ij / 2 |V_ij|)
-    s_ij = scale^2 sum_d var_d(q in i) var_d(k in j)
-
-with sd_j the standard deviation of the values of block j. A block is worth computing where
-g_h e_ij / size_j is above one tolerance, the same for all heads, layers, steps and sizes; g_h says
-how much the head's output counts. Blocks whose terms are all but equal share one.
-"""
+so a query that equals q_i loses nothing, and the error of a term is what varies inside the block.
+"""  # noqa: E501 (formulas side by side)
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from svoo.core.clustering import Clusters, CoClusters, from_labels
-from svoo.core.far_tiers import Blocks, choose_tiers
-from svoo.core.far_view import find_moments, look_from
-from svoo.core.plan import BlockPlan
-from svoo.core.terms import FarTerms
-from svoo.core.validate import accumulation_dtype, default_scale, inference_only
+from svoo.core.clustering import Implementation
+from svoo.core.validate import accumulation_dtype
+from svoo.kernels.cpp import far_field as cpp
 
-GROUPS = 8
-PLAN_BYTES = 1 << 30  # what the terms of a plan may take: more heads go in groups
+_CHUNK_ELEMENTS = 1 << 22  # numbers of the largest intermediate held at a time
+VALUE_BYTES = 1 << 30  # that the values V of a group of heads may take
 
 
-def heads_per_plan(query_clusters: int, key_clusters: int, size: int, dtype: torch.dtype) -> int:
-    """Return how many heads a plan can hold so that its values `[Cq, Ck, D]` stay below
-    `PLAN_BYTES`; at least one."""
-    per_head = query_clusters * key_clusters * size * torch.finfo(dtype).bits // 8
-    return max(1, PLAN_BYTES // per_head)
+@dataclass(frozen=True)
+class Moments:
+    """Means, variances per axis `[B, H, C, D]` and sizes int64 `[B, H, C]` of clusters; an empty
+    cluster has zeros."""
+
+    mean: Tensor
+    variance: Tensor
+    sizes: Tensor
+
+    @property
+    def spread(self) -> Tensor:
+        """The square root of the variances' sum, `[B, H, C]`: how far a token is from the mean."""
+        return self.variance.sum(dim=-1).sqrt()
 
 
-@inference_only
-def plan_far_field(
-    query: Tensor,
+@dataclass(frozen=True)
+class FarField:
+    """What the query centroids see of each key block: bias = log S `[B, H, Cq, Ck]` in at least
+    float32 (minus infinity for empty blocks), value = V `[B, H, Cq, Ck, D]` in the tokens' dtype
+    (0 for empty blocks), length = |V| `[B, H, Cq, Ck]`."""
+
+    bias: Tensor
+    value: Tensor
+    length: Tensor
+
+
+def heads_per_group(
+    batch: int,
+    query_clusters: int,
+    key_clusters: int,
+    size: int,
+    itemsize: int,
+    bound: int = VALUE_BYTES,
+) -> int:
+    """Return how many heads may be planned together so that V `[B, heads, Cq, Ck, D]` of
+    `itemsize` bytes a number takes at most `bound` bytes; one head at least.
+
+    At 512 x 2048 clusters, head size 128, bfloat16 a head takes 268 MB, so 4 heads go together.
+    """
+    return max(1, bound // (batch * query_clusters * key_clusters * size * itemsize))
+
+
+def find_moments(tokens: Tensor, order: Tensor, sizes: Tensor, *, by: Implementation) -> Moments:
+    """Return the moments of clusters of tokens `[B, H, N, D]` whose tokens stand together in
+    `order` `[B, H, N]`, `sizes` `[B, H, C]` of them."""
+    if by == "cpp":
+        return Moments(*cpp.moments(tokens, order, sizes), sizes)
+    dtype = accumulation_dtype(tokens)
+    rows = order.unsqueeze(-1)
+    sorted_tokens = tokens.gather(2, rows.expand_as(tokens)).to(dtype)
+    places = _blocks_in_order(sizes, tokens.shape[2]).unsqueeze(-1).expand_as(sorted_tokens)
+    zeros = torch.zeros(*sizes.shape, tokens.shape[3], dtype=dtype, device=tokens.device)
+    count = sizes.clamp(min=1).unsqueeze(-1)
+    mean = zeros.scatter_add(2, places, sorted_tokens) / count
+    rest = sorted_tokens - mean.gather(2, places)  # first the mean: squares alone would cancel
+    return Moments(mean, zeros.scatter_add(2, places, rest.square()) / count, sizes)
+
+
+def see_blocks(
+    query_mean: Tensor,
+    key_mean: Tensor,
     key: Tensor,
     value: Tensor,
-    query_labels: Tensor,
-    key_labels: Tensor,
-    counts: tuple[int, int],
+    key_order: Tensor,
+    key_sizes: Tensor,
     *,
-    tolerance: float,
-    weight: Tensor | None = None,
-    groups: int = GROUPS,
-    scale: float | None = None,
-) -> BlockPlan:
-    """Return the plan with far-field terms for query `[B, H, N, D]`, key, value `[B, H, M, D]` and
-    their labels `[B, H, N]`, `[B, H, M]` in `counts` clusters.
+    scale: float,
+    by: Implementation,
+) -> FarField:
+    """Return S and V of rounded query means `[B, H, Cq, D]` and key means `[B, H, Ck, D]` over key
+    and value `[B, H, M, D]`, which stand together by block in `key_order` `[B, H, M]`.
 
-    `tolerance`: see the module; `weight` `[H]` is g_h (None: 1); `groups=0` groups nothing.
+    All keys are read once, in block order; never holds `Cq x M` numbers beyond a chunk.
     """
-    factor = default_scale(query, scale)
-    nothing = torch.zeros(*query.shape[:2], *counts, dtype=torch.bool, device=query.device)
-    plan = BlockPlan.from_labels(query_labels, key_labels, nothing, check=False)
-    query_side, query_variance = find_moments(
-        query, query_labels, plan.query_order, plan.query_sizes
-    )
-    key_side, key_variance = find_moments(key, key_labels, plan.key_order, plan.key_sizes)
-    values, value_variance = find_moments(value, key_labels, plan.key_order, plan.key_sizes)
-    wide = accumulation_dtype(query)
-    if weight is None:
-        weight = torch.ones(query.shape[1], dtype=wide, device=query.device)
-    weight = weight.to(query.device, wide)
-    # Rounded as the tokens are, before the bias is made: then the two products cancel.
-    rounded = CoClusters(
-        _rounded(query_side, query.dtype, wide), _rounded(key_side, query.dtype, wide)
-    )
-    view = look_from(rounded, key, value, plan, factor)
-    tiers = choose_tiers(
-        view,
-        Blocks(rounded.query.centroids, query_variance, plan.query_sizes),
-        Blocks(rounded.key.centroids, key_variance, plan.key_sizes),
-        Blocks(values.centroids, value_variance, plan.key_sizes),
-        tolerance=tolerance,
-        weight=weight,
-        groups=groups,
-        scale=factor,
-        token=query.dtype,
-    )
-    value = view.value.to(query.dtype)
-    terms = FarTerms(tiers.middle, view.log_sum.float(), value, tiers.groups)
-    return replace(plan, keep=tiers.keep, terms=terms)
+    if by == "cpp":
+        return FarField(
+            *cpp.see_blocks(query_mean, key_mean, key, value, key_order, key_sizes, scale)
+        )
+    dtype = accumulation_dtype(key)
+    means, centres = query_mean.to(dtype), key_mean.to(dtype)
+    batch, heads, queries, size = means.shape
+    shape = (batch, heads, queries, key_sizes.shape[2])
+    base = means @ centres.transpose(2, 3) * scale
+    top = torch.full(shape, -torch.inf, dtype=dtype, device=key.device)
+    total, seen = torch.zeros_like(top), torch.zeros(*shape, size, dtype=dtype, device=key.device)
+    blocks = _blocks_in_order(key_sizes, key.shape[2])
+    chunk = max(1, _CHUNK_ELEMENTS // (batch * heads * queries * size))
+
+    def parts() -> list[tuple[Tensor, Tensor]]:
+        return list(zip(key_order.split(chunk, 2), blocks.split(chunk, 2), strict=True))
+
+    def logits_of(order: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        rows = key.gather(2, order.unsqueeze(-1).expand(*order.shape, size)).to(dtype)
+        logits = means @ rows.transpose(2, 3) * scale
+        return logits, own.unsqueeze(2).expand_as(logits)
+
+    for order, own in parts():
+        logits, places = logits_of(order, own)
+        top.scatter_reduce_(3, places, logits, "amax")
+    for order, own in parts():
+        logits, places = logits_of(order, own)
+        weights = (logits - top.gather(3, places)).exp()
+        total.scatter_add_(3, places, weights)
+        rows = value.gather(2, order.unsqueeze(-1).expand(*order.shape, size)).to(dtype)
+        weighted = weights.unsqueeze(-1) * rows.unsqueeze(2)
+        seen.scatter_add_(3, places.unsqueeze(-1).expand_as(weighted), weighted)
+    full = key_sizes.unsqueeze(2) > 0
+    seen /= total.where(full, 1).unsqueeze(-1)
+    bias = (top - base + total.log()).masked_fill(~full, -torch.inf)
+    length: Tensor = seen.norm(dim=-1)
+    return FarField(bias, seen.to(key.dtype), length)
 
 
-@inference_only
-def add_far_terms(
-    plan: BlockPlan, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None
-) -> BlockPlan:
-    """Return any plan of the video tokens with far-field terms for what it leaves out."""
-    factor = default_scale(query, scale)
-    counts = plan.keep.shape[2], plan.keep.shape[3]
-    clusters = from_labels(query, key, plan.query_blocks(), plan.key_blocks(), counts)
-    wide = accumulation_dtype(query)
-    rounded = CoClusters(
-        _rounded(clusters.query, query.dtype, wide), _rounded(clusters.key, query.dtype, wide)
-    )
-    view = look_from(rounded, key, value, plan, factor)
-    middle = ~plan.keep & (plan.key_sizes > 0).unsqueeze(2)
-    terms = FarTerms(middle, view.log_sum.float(), view.value.to(query.dtype))
-    return replace(plan, terms=terms, check=False)
+@dataclass(frozen=True)
+class Shares:
+    """What the query means attend to: weights w `[B, H, Cq, Ck]`, which add up to 1, and the
+    log-sum-exp `[B, H, Cq]` of the logits that they were made of."""
+
+    weights: Tensor
+    log_total: Tensor
 
 
-def _rounded(side: Clusters, token: torch.dtype, wide: torch.dtype) -> Clusters:
-    return Clusters(side.labels, side.centroids.to(token).to(wide), side.sizes)
+def term_weights(query_mean: Tensor, key_mean: Tensor, bias: Tensor, *, scale: float) -> Shares:
+    """Return w_ij = softmax_j(q_i.c_j * scale + log S_ij): the share of block j in what the query
+    mean q_i `[B, H, Cq, D]` attends to; 0 for empty blocks."""
+    products = query_mean.to(bias.dtype) @ key_mean.to(bias.dtype).transpose(2, 3)
+    logits = products * scale + bias
+    log_total = logits.logsumexp(dim=-1)
+    return Shares((logits - log_total.unsqueeze(-1)).exp(), log_total)
+
+
+def expected_error(
+    weights: Tensor, query: Moments, key: Moments, value: Moments, length: Tensor, *, scale: float
+) -> Tensor:
+    """Return e_ij = w_ij (sqrt(s_ij) sd_j + s_ij / 2 |V_ij|), `[B, H, Cq, Ck]`: the error, to
+    second order, that a query of block i makes with block j's term instead of its tokens.
+
+    s_ij = scale^2 sum over axes of (variance of queries in i) (variance of keys in j): the
+    variance of logits that the term does not follow; sd_j: the spread of values in j.
+    """
+    logit_variance = (query.variance * scale**2) @ key.variance.transpose(2, 3)
+    spread = value.spread.unsqueeze(2)
+    return weights * (logit_variance.sqrt() * spread + 0.5 * logit_variance * length)
+
+
+def keep_by_error(error: Tensor, key_sizes: Tensor, tolerance: float, weight: Tensor) -> Tensor:
+    """Return the blocks whose error for each token that they would cost is above the tolerance:
+    weight_h e_ij / size_j > tolerance, bool `[B, H, Cq, Ck]`.
+
+    error `[B, H, Cq, Ck]`, key_sizes `[B, H, Ck]`, weight `[H]`. Of each row the block with the
+    largest is kept in any case, the first of equals; an empty block never.
+    """
+    sizes = key_sizes.unsqueeze(2)
+    score = error * weight.to(error).view(-1, 1, 1) / sizes.clamp(min=1)
+    score = score.masked_fill(sizes == 0, -1.0)
+    return (score > tolerance).scatter(3, score.argmax(dim=-1, keepdim=True), value=True)
+
+
+def _blocks_in_order(sizes: Tensor, tokens: int) -> Tensor:
+    """Return the block of each token in block order, `[B, H, N]`, for sizes `[B, H, C]`."""
+    places = torch.arange(tokens, device=sizes.device).expand(*sizes.shape[:2], tokens)
+    return torch.searchsorted(sizes.cumsum(dim=-1), places.contiguous(), right=True)

@@ -151,8 +151,8 @@ class WarmKMeans:
             rounds = self.iterations
             if start is None:
                 rounds = self.first_iterations
-                start = _pick(
-                    draw_with_replacement(_pick(tokens, places), count, generator), videos
+                start = pick_samples(
+                    draw_with_replacement(pick_samples(tokens, places), count, generator), videos
                 )
             made = group_by_distance(
                 tokens,
@@ -161,7 +161,9 @@ class WarmKMeans:
                 tolerance=self.tolerance,
                 empty_to_zero=self.empty_to_zero,
             )
-            self.centroids[name] = _pick(made.clusters.centroids, [last[v] for v in sorted(last)])
+            self.centroids[name] = pick_samples(
+                made.clusters.centroids, [last[v] for v in sorted(last)]
+            )
             sides.append(made.clusters)
             others = key if name == "query" else query
             work += made.rounds * count / others.shape[2]
@@ -174,7 +176,7 @@ class WarmKMeans:
         expected = (max(videos) + 1, tokens.shape[1], count, tokens.shape[3])
         if kept is None or kept.shape != expected or kept.device != tokens.device:
             return None
-        return _pick(kept, videos)
+        return pick_samples(kept, videos)
 
     @property
     def nbytes(self) -> int:
@@ -182,7 +184,7 @@ class WarmKMeans:
         return sum(side.nbytes for side in self.centroids.values())
 
 
-def _pick(tensor: Tensor, places: Sequence[int]) -> Tensor:
+def pick_samples(tensor: Tensor, places: Sequence[int]) -> Tensor:
     """Return the samples at some places of `[B, ...]`; the tensor itself where that is all."""
     if list(places) == list(range(len(tensor))):
         return tensor

@@ -56,8 +56,8 @@ class Needs:
     """What tokens, terms, machine and packages a kernel needs.
 
     None, or an empty tuple, is anything. `terms` are the kinds of terms that it runs;
-    `for_terms` is what it needs on top where a plan has any. `tool` is something besides packages
-    that a machine has to have; whoever needs it looks for it.
+    `for_terms` is what it needs on top for the kinds of terms that are listed there. `tool` is
+    something besides packages that a machine has to have; whoever needs it looks for it.
     """
 
     device: str | None = None
@@ -95,10 +95,9 @@ class Needs:
             return None
         if not isinstance(terms, self.terms):
             return f"runs {self._describe_terms()} terms, got {TERMS[type(terms)]} terms"
-        reason = None if self.for_terms is None else self.for_terms.why_not(tokens, terms)
-        if reason is None:
-            return None
-        return f"has no terms of its own, and the kernel that would add them {reason}"
+        kind, more = TERMS[type(terms)], self.for_terms
+        reason = more.why_not(tokens, terms) if more and isinstance(terms, more.terms) else None
+        return reason and f"has no {kind} terms, and the kernel that would add them {reason}"
 
     def _why_not_capability(self, tokens: Tensor) -> str | None:
         if self.capability is None:
@@ -121,8 +120,11 @@ class Needs:
         """Return every need by its name, in words."""
         packages = [] if self.package is None else [self.package.describe()]
         terms = self._describe_terms()
-        if self.for_terms is not None and self.for_terms.package is not None:
-            terms += f" (with {self.for_terms.package.describe()})"
+        more = self.for_terms
+        if more is not None and more.package is not None:
+            for kind in more.terms:
+                name = TERMS[kind]
+                terms = terms.replace(name, f"{name} (with {more.package.describe()})")
         capability = "" if self.capability is None else ".".join(map(str, self.capability))
         return {
             "device": self.device or "any",

@@ -95,7 +95,7 @@ def select_blocks(
     coarse = coarse_mass(clusters, scale=factor)
     sizes = clusters.key.sizes.unsqueeze(2)
     ranking = score(clusters, coarse, factor).masked_fill(sizes == 0, -1.0)
-    order = _falling_order(ranking)
+    order = falling_order(ranking)
     non_empty = (sizes > 0).sum(dim=-1)  # [B, H, 1]
     if mass < 1:
         reached = coarse.gather(-1, order).cumsum(dim=-1)
@@ -114,24 +114,15 @@ def select_blocks(
     )
 
 
-def count_blocks(sparsity: float, blocks: int) -> int:
+def count_kept(sparsity: float, blocks: int) -> int:
     """Return how many of so many blocks are kept at a sparsity: rounded up, at least one."""
     return max(1, math.ceil((1 - sparsity) * blocks - 1e-9))
-
-
-def keep_best(scores: Tensor, count: int | Tensor) -> Tensor:
-    """Return the `count` largest of scores `[..., C]` (one number, or one for each row `[...]`) as
-    bool `[..., C]`; of equal ones the first."""
-    order = _falling_order(scores)
-    ranks = torch.arange(order.shape[-1], device=order.device)
-    first = ranks < (count.unsqueeze(-1) if isinstance(count, Tensor) else count)
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, first.expand_as(order))
 
 
 def keep_mass(weights: Tensor, mass: float, least: int = 1) -> Tensor:
     """Return the largest of weights `[..., C]` while the sum before an entry is below `mass` of
     the row's, and at least so many, as bool `[..., C]`; of equal ones the first."""
-    order = _falling_order(weights)
+    order = falling_order(weights)
     sorted_weights = weights.gather(-1, order)
     before = sorted_weights.cumsum(dim=-1) - sorted_weights
     ranks = torch.arange(order.shape[-1], device=order.device)
@@ -139,7 +130,22 @@ def keep_mass(weights: Tensor, mass: float, least: int = 1) -> Tensor:
     return torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, order, first)
 
 
-def _falling_order(ranking: Tensor) -> Tensor:
+def least_of_best(values: Tensor, count: int) -> Tensor:
+    """Return the `count`-th largest of values `[..., C]`, `[..., 1]`."""
+    if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
+        return values.topk(count, dim=-1).values[..., -1:]
+    place = values.shape[-1] - count  # numpy finds it with vector instructions
+    return torch.from_numpy(np.partition(values.numpy(), place, axis=-1))[..., place, None]
+
+
+def sort_falling(values: Tensor) -> Tensor:
+    """Return values `[..., C]` in falling order along the last axis."""
+    if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
+        return values.sort(dim=-1, descending=True).values
+    return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)  # with vector instructions
+
+
+def falling_order(ranking: Tensor) -> Tensor:
     """Return the order of falling scores along the last axis; equal ones stay in their order."""
     blocks = ranking.shape[-1]
     if ranking.device.type != "cpu" or ranking.dtype != torch.float32 or blocks > 2**16:

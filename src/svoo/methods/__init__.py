@@ -5,14 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from svoo.errors import ConfigError
+from svoo.methods.adacluster import AdaClusterConfig
+from svoo.methods.adaspa import AdaSpaConfig
 from svoo.methods.base import MethodConfig
 from svoo.methods.bsa import BSAConfig
+from svoo.methods.clusterattention import ClusterAttentionConfig
 from svoo.methods.dense import DenseConfig
 from svoo.methods.draft import DraftAttentionConfig
+from svoo.methods.dsv import DSVConfig
+from svoo.methods.pisa import PISAConfig
+from svoo.methods.radial import RadialConfig
+from svoo.methods.rainfusion import RainFusionConfig
+from svoo.methods.rainfusion2 import RainFusion2Config
+from svoo.methods.sol import SolConfig
+from svoo.methods.spargeattn import SpargeAttnConfig
+from svoo.methods.sparsepr import SparsePRConfig
+from svoo.methods.sta import STAConfig
+from svoo.methods.svg1 import SVG1Config
 from svoo.methods.svg2 import SVG2Config
 from svoo.methods.svg_ear import SVGEARConfig
 from svoo.methods.svoo.config import SVOOConfig
+from svoo.methods.vmoba import VMoBAConfig
 from svoo.methods.vsa import VSAConfig
+from svoo.methods.xattention import XAttentionConfig
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,64 @@ METHODS: tuple[MethodRow, ...] = (
         "one term per left-out block",
     ),
     MethodRow(
+        "spargeattn",
+        SpargeAttnConfig,
+        "SpargeAttn, arXiv 2502.18137",
+        "the best blocks by the attention of their means, and those that no mean speaks for",
+        "dropped",
+    ),
+    MethodRow(
+        "radial",
+        RadialConfig,
+        "Radial Attention, arXiv 2506.19852",
+        "a fixed window that shrinks with the distance of frames",
+        "dropped",
+    ),
+    MethodRow(
+        "sol",
+        SolConfig,
+        "Sol-Attn, arXiv 2607.24027",
+        "blocks whose mean logit stands out of its row, and neighbours",
+        "one mean term per left-out block",
+    ),
+    MethodRow(
+        "pisa",
+        PISAConfig,
+        "PISA, arXiv 2602.01077",
+        "the best blocks by their means",
+        "mean terms and one first-order correction",
+    ),
+    MethodRow(
+        "xattention",
+        XAttentionConfig,
+        "XAttention, arXiv 2503.16428",
+        "blocks that cover a mass, estimated along antidiagonals",
+        "dropped",
+    ),
+    MethodRow(
+        "sta",
+        STAConfig,
+        "Sliding Tile Attention, arXiv 2502.04507",
+        "a window of 3-D tiles, per step, layer and head",
+        "dropped",
+    ),
+    MethodRow(
+        "vmoba",
+        VMoBAConfig,
+        "VMoBA, arXiv 2506.23858",
+        "chunks of the video for each query token",
+        "dropped",
+        trained=True,
+    ),
+    MethodRow(
+        "dsv",
+        DSVConfig,
+        "DSV, arXiv 2502.07590",
+        "the best key tokens for groups of queries",
+        "dropped",
+        trained=True,
+    ),
+    MethodRow(
         "draft",
         DraftAttentionConfig,
         "DraftAttention, arXiv 2505.14708",
@@ -63,6 +136,34 @@ METHODS: tuple[MethodRow, ...] = (
         trained=True,
     ),
     MethodRow(
+        "rainfusion",
+        RainFusionConfig,
+        "RainFusion, arXiv 2505.21036",
+        "a band in the order of tokens that suits the head, and the first frame",
+        "dropped",
+    ),
+    MethodRow(
+        "rainfusion2",
+        RainFusion2Config,
+        "RainFusion 2, Ascend MindIE-SD",
+        "the best blocks of windows by their means, and the first frame",
+        "dropped",
+    ),
+    MethodRow(
+        "adaspa",
+        AdaSpaConfig,
+        "AdaSpa, arXiv 2502.21079",
+        "the best blocks of exact attention at two steps",
+        "dropped",
+    ),
+    MethodRow(
+        "svg1",
+        SVG1Config,
+        "Sparse VideoGen, arXiv 2502.01776",
+        "a band in the order of space or of time, per head",
+        "dropped",
+    ),
+    MethodRow(
         "svg2",
         SVG2Config,
         "Sparse VideoGen2, arXiv 2505.18875",
@@ -75,6 +176,27 @@ METHODS: tuple[MethodRow, ...] = (
         "SVG-EAR, arXiv 2603.08982",
         "blocks of k-means clusters with the largest error",
         "one term per left-out block",
+    ),
+    MethodRow(
+        "clusterattention",
+        ClusterAttentionConfig,
+        "ClusterAttention, arXiv 2608.26965",
+        "a share of equal-size clusters, made in the other side's metric",
+        "one term per left-out block",
+    ),
+    MethodRow(
+        "adacluster",
+        AdaClusterConfig,
+        "AdaCluster, arXiv 2604.18348",
+        "the best key clusters by their centroids",
+        "dropped",
+    ),
+    MethodRow(
+        "sparsepr",
+        SparsePRConfig,
+        "SparsePR, arXiv 2608.18484",
+        "a fixed number of keys, by k-means clusters with the largest error",
+        "dropped, then the output is repaired from a few exact rows",
     ),
 )
 PRESETS = ("paper", "release")  # SVOO's, accepted as names of methods

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from svoo.catalogue import find_model
+from svoo.core.blocks import keep_top
 from svoo.core.plan import BlockPlan
-from svoo.core.selection import keep_best
 from svoo.core.tiles import PerGrid, is_sizes, tile_grid
 from svoo.core.validate import default_scale
 from svoo.methods.base import Call, Dense, MethodConfig, Run, require, require_number
@@ -108,4 +108,4 @@ def keep_above(draft: Tensor, sparsity: float) -> Tensor:
         return torch.ones_like(draft, dtype=torch.bool)
     threshold = every.kthvalue(rank, dim=-1).values
     keep = draft >= threshold[..., None, None]
-    return keep | (~keep.any(dim=-1, keepdim=True) & keep_best(draft, 1))
+    return keep | (~keep.any(dim=-1, keepdim=True) & keep_top(draft, 1))

@@ -13,8 +13,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from svoo.core.blocks import keep_top
 from svoo.core.plan import BlockPlan
-from svoo.core.selection import count_blocks, keep_best
+from svoo.core.selection import count_kept
 from svoo.core.tiles import Grid, PerGrid, is_sizes, tile_grid
 from svoo.core.validate import default_scale
 from svoo.methods.base import Call, Dense, MethodConfig, Run, require, require_number
@@ -59,7 +60,7 @@ class VSAMethod:
         tiles = self._tiles.at(call.need_layout("vsa"), query.device)
         with call.watch("selection"):
             scores = tiles.means(query) @ tiles.means(key).mT * default_scale(query, call.scale)
-            keep = keep_best(scores, count_blocks(self.config.sparsity, tiles.count))
+            keep = keep_top(scores, count_kept(self.config.sparsity, tiles.count))
         call.count("selection", (tiles.count / tiles.tokens) ** 2)
         return tiles.plan(keep)
 

@@ -94,10 +94,12 @@ def choose_method(request: Request, model: Model | None) -> MethodConfig | None:
         return None
     config = find_method(request.method or "svoo", model.name if model else None)
     if request.quality is not None:
-        preset = getattr(SVOOConfig, request.quality, None)
-        if preset is None:
-            raise ConfigError(f"--quality {request.quality} is not in this version of svoo")
-        config = preset()
+        presets = {
+            "fast": SVOOConfig.fast,
+            "balanced": SVOOConfig.balanced,
+            "careful": SVOOConfig.careful,
+        }
+        config = presets[request.quality]()
     if request.mass is None:
         return config
     if not isinstance(config, SVOOConfig):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from svoo.backends import Workspace, attend
-from svoo.core.far_field import add_far_terms
+from svoo.core.far_plan import add_far_terms
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan, add_text
 from svoo.core.quality import recall

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from svoo import SVOOConfig
 from svoo.app.cli import app
 from svoo.app.cli.generate import video_name
 from svoo.errors import ConfigError
@@ -84,10 +83,3 @@ def test_names_stay_in_the_folder_and_tell_settings_apart() -> None:
         assert not found.startswith(".")
     assert len({name(prompt) for prompt in (*hostile, "a fox", "a-fox")}) == len(hostile) + 2
     assert name("a fox") == name("a fox") != name("a fox", seed=1)
-
-
-@pytest.mark.skipif(hasattr(SVOOConfig, "fast"), reason="the presets are there")
-def test_quality_waits_for_its_presets(tmp_path: Path) -> None:
-    out = str(tmp_path / "v.mp4")
-    refused = generate("--prompt", PROMPT, "--out", out, "--quality", "fast")
-    assert "is not in this version of svoo" in str(refused.exception)

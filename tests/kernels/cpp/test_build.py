@@ -110,7 +110,7 @@ def test_a_cache_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(library, "cache_folder", lambda: tmp_path / "file")
     assert load_library().attend_float32  # compiled for this process alone
     assert "no cache for the C++ kernels, they are compiled at every start: " in caplog.text
 

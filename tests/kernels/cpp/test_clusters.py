@@ -10,7 +10,7 @@ from svoo import co_cluster
 from svoo.errors import ShapeError
 from svoo.kernels.cpp.clusters import assign, update_centroids
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("fresh_memory_is_nan")]
 dtypes = st.sampled_from((torch.float32, torch.bfloat16))
 
 

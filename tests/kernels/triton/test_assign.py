@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -6,6 +7,8 @@ from torch import Tensor
 
 from svoo.kernels.triton.assign import assign, multiply_adds
 from svoo.kernels.triton.tiles import Tile
+
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
 SMALL = Tile(16, 16, warps=1, stages=1)
 

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -5,6 +6,8 @@ from making import Case, cases, chance, far_apart, normal
 
 from svoo.core import clustering
 from svoo.kernels.triton.centroids import ROWS, fill_means, update_centroids
+
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
 
 @settings(max_examples=60)

@@ -15,6 +15,8 @@ from svoo.kernels.triton.ranges import cut, keep_pieces
 from svoo.kernels.triton.sparse import _longest_first, sparse_attention
 from svoo.kernels.triton.tiles import Tile
 
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
+
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # one ulp
 SMALL = Tile(16, 32, warps=1, stages=1)
 

@@ -10,7 +10,18 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from svoo.app.cli import compare, demo, doctor, generate, inspect, models, profile, weights
+from svoo.app.cli import (
+    compare,
+    demo,
+    doctor,
+    generate,
+    inspect,
+    methods,
+    models,
+    profile,
+    show,
+    weights,
+)
 from svoo.errors import SVOOError
 
 app = typer.Typer(
@@ -20,7 +31,18 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (generate, profile, inspect, compare, demo, doctor, models, weights):
+for command in (
+    generate,
+    profile,
+    inspect,
+    compare,
+    show,
+    demo,
+    doctor,
+    methods,
+    models,
+    weights,
+):
     app.command(command.__name__.rpartition(".")[2])(command.run)
 
 

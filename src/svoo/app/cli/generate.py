@@ -52,7 +52,7 @@ def run(
         ),
     ] = None,
     quality: Annotated[
-        str | None, typer.Option(help="fast, balanced or careful.", hidden=True)
+        str | None, typer.Option(help="fast, balanced or careful: the far field.")
     ] = None,
     mass: Annotated[float | None, typer.Option(help="Softmax mass to keep.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A profile made by `svoo profile`.")] = None,

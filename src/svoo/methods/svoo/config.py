@@ -112,6 +112,29 @@ class SVOOConfig(MethodConfig):
         return cls(**settings)
 
     @classmethod
+    def balanced(cls, tolerance: float = 0.0019) -> Self:
+        """Return the far field without any dense step: one tolerance for all models and sizes."""
+        return cls(
+            tolerance=tolerance,
+            compensate="far",
+            clustering="kmeans",
+            recluster_every=1,
+            fineness=3.5,
+            dense_steps=0,
+            dense_layers=0,
+        )
+
+    @classmethod
+    def fast(cls) -> Self:
+        """Return `balanced` with about twice its tolerance: less work, further from dense."""
+        return cls.balanced(0.004)
+
+    @classmethod
+    def careful(cls) -> Self:
+        """Return `balanced` with about half its tolerance: more work, closer to dense."""
+        return cls.balanced(0.0009)
+
+    @classmethod
     def paper(cls, model: str | None = None) -> Self:
         """Return the paper's numbers and rules; a model sets its warm-up (0.2 if none is
         named)."""

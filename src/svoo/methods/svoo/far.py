@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from svoo.core.clustering import draw_centroids, from_labels
-from svoo.core.far_field import plan_far_field
-from svoo.core.features import key_features, query_features
-from svoo.core.kmeans import k_means
+from svoo.core.far_plan import plan_far_field
+from svoo.core.features import k_means_labels
 from svoo.core.plan import BlockPlan
 from svoo.methods.base import Call
 from svoo.methods.svoo.config import SVOOConfig
@@ -64,23 +61,13 @@ def _far_labels(
     if config.clustering == "co":
         made = cluster(query, key, config, call.chance(config.seed))
         return made.query.labels, made.key.labels
-    shown = query_features(query), key_features(key, value)
-    initial: tuple[Tensor, Tensor] | None = None
-    iterations = config.iterations
-    if state.fits(query, key, len(query)):
-        old = from_labels(*shown, *state.labels_of(range(len(query))), counts)
-        drawn = draw_centroids(*shown, counts, call.chance(config.seed))  # for empty clusters
-        initial = (
-            torch.where(old.query.sizes.unsqueeze(-1) > 0, old.query.centroids, drawn[0]),
-            torch.where(old.key.sizes.unsqueeze(-1) > 0, old.key.centroids, drawn[1]),
-        )
-        iterations = 1
-    made = k_means(
-        *shown,
+    old = state.labels_of(range(len(query))) if state.fits(query, key, len(query)) else None
+    return k_means_labels(
+        query,
+        key,
+        value,
         *counts,
-        iterations=iterations,
-        initial=initial,
+        iterations=config.iterations if old is None else 1,
+        labels=old,
         generator=call.chance(config.seed),
-        check=False,
     )
-    return made.query.labels, made.key.labels

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from svoo.core.far_field import heads_per_plan
+from svoo.core.far_field import heads_per_group
 from svoo.core.plan import BlockPlan, plan_from_clusters
 from svoo.core.selection import select_blocks
 from svoo.methods.base import Call, Dense, Run
@@ -81,7 +81,8 @@ class SVOOMethod:
         if self.config.compensate != "far":
             return query.shape[1]
         counts = cluster_counts(self.config, query, key)
-        return heads_per_plan(*counts, query.shape[3], query.dtype)
+        batch, _, _, size = query.shape
+        return heads_per_group(batch, *counts, size, query.element_size())
 
     def targets(self, call: Call, heads: int) -> tuple[float, Tensor | None]:
         """Return the mass to cover and the budgets `[heads]` of a call, on their way from dense

@@ -1,0 +1,208 @@
+"""SparsePR: k-means in the other side's metric, a fixed number of keys, and a repair of the
+output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from svoo.catalogue import find_model
+from svoo.core.block_errors import log_block_errors, log_block_masses
+from svoo.core.clustering import (
+    Clusters,
+    CoClusters,
+    choose_implementation,
+    scale_clusters,
+    update_centroids,
+)
+from svoo.core.kmeans import draw_with_replacement, group_by_distance, pick_samples
+from svoo.core.plan import plan_from_clusters
+from svoo.core.repair import choose_probes
+from svoo.core.token_budget import spend_tokens
+from svoo.core.validate import accumulation_dtype
+from svoo.methods.base import (
+    Call,
+    Corrected,
+    Dense,
+    Method,
+    MethodConfig,
+    Run,
+    require,
+    require_choice,
+    require_count,
+    require_number,
+    require_switch,
+)
+from svoo.methods.repaired import repaired
+from svoo.methods.warm_up import warm_up
+
+METRIC_TOKENS = 2048  # queries that the keys' metric is made from
+KEY_RANK, QUERY_RANK = 48, 64  # of the metrics
+
+Projection = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsePRConfig(MethodConfig):
+    """SparsePR (arXiv 2608.18484; PardisTaghavi/SparsePR ad2ae26 = PyPI sparsepr 0.1.0).
+
+    Keys are clustered by k-means as the queries see them (k F, F F^T the rank-48 part of Q^T Q),
+    queries as the key centroids see them (q G, G G^T the rank-64 part of the key centroids'
+    covariance, every row scaled alike), `first_iterations` from random tokens, later `iterations`
+    from the layer's last centroids. Every query cluster keeps the same number of keys, so that
+    with the probes the share `density` of all pairs is computed: key clusters by their error per
+    token (`score="error"`, as SVG-EAR) or their mass at the query centroid ("mass"). The rest is
+    dropped. Then the output is repaired from `probes` exact rows by a fit of rank `rank`, see
+    `core.repair`.
+    """
+
+    name: ClassVar[str] = "sparsepr"
+
+    density: float = 0.22
+    query_clusters: int = 300
+    key_clusters: int = 1000
+    probes: int = 64
+    rank: int = 16
+    score: Literal["error", "mass"] = "error"
+    first_iterations: int = 25
+    iterations: int = 2
+    scale_clusters: bool = True
+    dense_steps: int | float = 0.2
+    dense_layers: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, by name."""
+        super().__post_init__()
+        require_number("density", self.density, 0, 1)
+        require("density", self.density, "a share above 0", fits=self.density > 0)
+        for name in ("query_clusters", "key_clusters", "probes", "rank"):
+            require_count(name, getattr(self, name), 1)
+        for name in ("first_iterations", "iterations"):
+            require_count(name, getattr(self, name), 1)
+        require_choice("score", self.score, ("error", "mass"))
+        require_switch("scale_clusters", self.scale_clusters)
+
+    @classmethod
+    def for_model(cls, model: str) -> Self:
+        """Return the published settings, which are for HunyuanVideo and Wan 2.2; other models get
+        the first's with their own warm-up."""
+        known = find_model(model)
+        score: Literal["error", "mass"] = "mass" if known.name.startswith("wan2.2") else "error"
+        return cls(score=score, dense_steps=known.warm_up, dense_layers=known.dense_layers)
+
+    def start(self, run: Run) -> Method:
+        """Return the method for a new video."""
+        return _SparsePRMethod(self, run)
+
+
+@dataclass
+class _Kept:
+    """A layer's raw-space centroids between calls, one set per video."""
+
+    centroids: dict[str, Tensor] = field(default_factory=dict)
+
+
+class _SparsePRMethod:
+    """SparsePR over a run: a pair of centroid sets for every (stage, layer)."""
+
+    def __init__(self, config: SparsePRConfig, run: Run) -> None:
+        self.config = config
+        self.run = run
+        self._states: dict[tuple[int, int, int, int], _Kept] = {}
+
+    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Corrected | Dense:
+        config = self.config
+        dense = warm_up(config, self.run.steps, call)
+        if dense is not None:
+            return dense
+        place = call.stage, call.layer, call.sample, call.head_offset
+        state = self._states.setdefault(place, _Kept())
+        with call.watch("clustering"):
+            clusters, features = self._cluster(query, key, state, call)
+        counts = [clusters.query.sizes.shape[2], clusters.key.sizes.shape[2]]
+        with call.watch("selection"):
+            if config.score == "error":
+                scores = log_block_errors(clusters, key, value, scale=call.scale)
+                scores -= clusters.key.sizes.to(scores.dtype).log().unsqueeze(2)
+            else:
+                scores = log_block_masses(clusters, key, scale=call.scale)
+            probes = choose_probes(
+                features, clusters.query.labels, clusters.query.sizes, config.probes
+            )
+            share = probes.rows.shape[2] / query.shape[2]
+            text = 0 if call.layout is None else call.layout.text
+            limit = math.ceil((config.density - share) * (key.shape[2] + text)) - text
+            keep = spend_tokens(scores.nan_to_num(-torch.inf), clusters.key.sizes, max(1, limit))
+            plan = plan_from_clusters(clusters, keep, compensate=False)
+        call.count("selection", counts[0] / query.shape[2])
+        tokens = query, key, value
+        return repaired(tokens, plan, probes, call, config.rank, config.compensate)
+
+    def _cluster(
+        self, query: Tensor, key: Tensor, state: _Kept, call: Call
+    ) -> tuple[CoClusters, Tensor]:
+        """Return clusters with raw-space centroids, and the queries as the keys see them."""
+        dtype = accumulation_dtype(query)
+        query, key = query.to(dtype), key.to(dtype)
+        # As evenly as whole numbers go; all of them if there are fewer.
+        places = torch.linspace(0, query.shape[2] - 1, min(METRIC_TOKENS, query.shape[2]))
+        shown = query.index_select(2, places.round().long().to(query.device, non_blocking=True))
+        seen_by = low_rank_root(shown.transpose(2, 3) @ shown, KEY_RANK)
+        keys, _ = self._side("key", key, lambda tokens: tokens @ seen_by, state, call)
+        filled = (keys.sizes > 0).unsqueeze(-1).to(dtype)
+        middle = (keys.centroids * filled).sum(dim=2, keepdim=True)
+        middle = middle / filled.sum(dim=2, keepdim=True)
+        centred = (keys.centroids - middle) * filled
+        sees = low_rank_root(centred.transpose(2, 3) @ centred, QUERY_RANK)
+
+        def turn(tokens: Tensor) -> Tensor:
+            return torch.nn.functional.normalize(tokens @ sees, dim=-1)
+
+        queries, features = self._side("query", query, turn, state, call)
+        return CoClusters(queries, keys), features
+
+    def _side(
+        self, name: str, tokens: Tensor, project: Projection, state: _Kept, call: Call
+    ) -> tuple[Clusters, Tensor]:
+        """Return one side's clusters with raw-space centroids, and its projected tokens."""
+        config, videos = self.config, call.videos(len(tokens))
+        count = config.key_clusters if name == "key" else config.query_clusters
+        if config.scale_clusters:
+            count = scale_clusters(count, tokens.shape[2])
+            if name == "query":  # each probe wants a cluster to speak for
+                count = min(tokens.shape[2], max(count, config.probes))
+        features, start = project(tokens), state.centroids.get(name)
+        shape = (max(videos) + 1, tokens.shape[1], count, tokens.shape[3])
+        rounds = config.iterations
+        if start is None or start.shape != shape or start.device != tokens.device:
+            rounds = config.first_iterations
+            firsts = [videos.index(video) for video in range(max(videos) + 1)]
+            chance = call.chance(config.seed)
+            start = draw_with_replacement(pick_samples(tokens, firsts), count, chance)
+        start = pick_samples(start, videos)
+        made = group_by_distance(features, project(start), rounds).clusters
+        by = choose_implementation(tokens, "auto")
+        side = update_centroids(tokens, made.labels, start, by=by)
+        lasts = [len(videos) - 1 - videos[::-1].index(v) for v in range(max(videos) + 1)]
+        state.centroids[name] = pick_samples(side.centroids, lasts)
+        call.count("clustering", rounds * count / tokens.shape[2])
+        return side, features
+
+    @property
+    def state_bytes(self) -> int:
+        kept = (state.centroids.values() for state in self._states.values())
+        return sum(side.nbytes for sides in kept for side in sides)
+
+
+def low_rank_root(moment: Tensor, rank: int) -> Tensor:
+    """Return F `[B, H, D, rank]` (D, if that is less) such that F F^T is the part of moments `[B,
+    H, D, D]` with the largest eigenvalues."""
+    values, vectors = torch.linalg.eigh(moment)  # rising
+    largest = slice(max(0, moment.shape[-1] - rank), None)
+    root: Tensor = vectors[..., largest] * values[..., largest].clamp(min=0).sqrt().unsqueeze(2)
+    return root
