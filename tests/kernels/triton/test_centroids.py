@@ -23,7 +23,8 @@ def test_it_is_the_torch_form(kernel_device: torch.device, case: Case, dtype: to
     )  # a block or two are empty
     old = normal(case.batch, case.heads, case.query_blocks + 3, case.size).to(kernel_device)
     expected = clustering.update_centroids(tokens, labels, old, by="torch")
-    means, sizes = update_centroids(tokens, labels, old)
+    means, sizes, order = update_centroids(tokens, labels, old)
+    assert torch.equal(order, labels.argsort(dim=-1, stable=True))
     assert torch.equal(sizes, expected.sizes)
     assert means.dtype == torch.float32
     torch.testing.assert_close(means, expected.centroids, atol=2e-6, rtol=2e-6)
