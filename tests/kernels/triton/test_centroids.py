@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import Case, cases, chance, far_apart, normal
+from making import Case, cases, chance, examples, far_apart, normal
 
 from svoo.core import clustering
 from svoo.kernels.triton.centroids import ROWS, fill_means, update_centroids
@@ -10,7 +10,7 @@ from svoo.kernels.triton.centroids import ROWS, fill_means, update_centroids
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     case=cases(max_tokens=3 * ROWS, sizes=(5, 32, 64, 96, 128)),
     dtype=st.sampled_from((torch.bfloat16, torch.float16, torch.float32)),

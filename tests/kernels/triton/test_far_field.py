@@ -1,7 +1,7 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import Case, cases, far_apart, plan_on
+from making import Case, cases, examples, far_apart, plan_on
 
 from svoo.backends.reference import block_means
 from svoo.core.far_field import see_blocks
@@ -12,7 +12,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # 
 SMALL = Tile(16, 16, warps=1, stages=1)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     case=cases(sizes=(5, 32, 96)),
     dtype=st.sampled_from(tuple(TOLERANCE)),

@@ -1,7 +1,7 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import Case, cases
+from making import Case, cases, examples
 
 from svoo.kernels.triton.ranges import GROUP, PIECE, cut, keep_pieces, spread
 
@@ -22,7 +22,7 @@ def test_pieces_cover_every_token_of_their_block_once(case: Case, length: int) -
             assert found == list(zip(owners, range(case.keys), strict=True))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(case=cases(max_tokens=90))
 def test_kept_pieces_are_those_of_kept_blocks(kernel_device: torch.device, case: Case) -> None:
     plan = case.plan(compensate=False)

@@ -1,12 +1,12 @@
 import torch
 from hypothesis import given, settings
-from making import Case, cases, plan_on
+from making import Case, cases, examples, plan_on
 
 from svoo.backends.reference import block_means
 from svoo.kernels.triton.rows import TermRows, find_rows
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(case=cases(sizes=(8,)))
 def test_mean_terms_enter_where_blocks_are_left_out(
     kernel_device: torch.device, case: Case
