@@ -33,7 +33,7 @@ $(COMPANY)/.ready: constraints.txt | setup
 	@touch $@
 
 test-gpu: setup ## Test and time the GPU kernels on this machine's CUDA device
-	@$(RUN) -m pytest -m gpu -n 0 -rs
+	@$(RUN) -m pytest -m gpu -n 0 -rs -W default
 
 lint: setup
 	@$(RUN) -m ruff check .

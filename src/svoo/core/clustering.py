@@ -40,12 +40,14 @@ class Clusters:
     """The clusters of the queries, or of the keys: labels int64 `[B, H, N]`, centroids
     `[B, H, C, D]`, sizes int64 `[B, H, C]`.
 
-    An empty cluster has size 0, and its centroid means nothing.
+    An empty cluster has size 0, and its centroid means nothing. `order` `[B, H, N]` is the stable
+    order of tokens that sorts the labels; None where nobody needed it.
     """
 
     labels: Tensor
     centroids: Tensor
     sizes: Tensor
+    order: Tensor | None = None
 
 
 @dataclass(frozen=True)

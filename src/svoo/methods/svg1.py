@@ -142,9 +142,9 @@ def classifying_masks(
     """Return the two masks that heads are classified by, for rows `[R]`: bool `[2, R, N]`."""
     frame = layout.height * layout.width
     reach = 2 * frame if config.family == "wan" else 1.5 * frame
-    blocks = places // config.block  # [2, N]
-    apart = (blocks[:, rows].unsqueeze(-1) - blocks.unsqueeze(1)).abs()
-    masks = apart < max(1, reach // config.block)
+    blocks = (places // config.block).int()  # [2, N]
+    apart = (blocks[:, rows].unsqueeze(-1) - blocks.unsqueeze(1)).abs_()
+    masks = apart < max(1, int(reach // config.block))
     if config.family == "wan":
         masks |= (places < frame).unsqueeze(1)
     return masks
@@ -157,13 +157,19 @@ def masked_errors(
     query, key, value `[B, H, N, D]`: `[2, B, H]`; infinite where a mask holds none of the mass."""
     dtype = accumulation_dtype(query)
     scaled = query.index_select(2, rows).to(dtype) * default_scale(query, scale)
-    logits = scaled @ key.to(dtype).transpose(2, 3)
-    weights = (logits - logits.amax(dim=-1, keepdim=True)).exp_()
-    wide = value.to(dtype)
-    exact = weights @ wide / weights.sum(dim=-1, keepdim=True)
+    masks = masks.to(dtype)
+    # On a CPU one head at a time stays in cache; a GPU wants them all at once.
+    group = 1 if query.device.type == "cpu" else query.shape[1]
     errors = []
-    for mask in masks.to(dtype):
-        kept = weights * mask
-        output = kept @ wide / kept.sum(dim=-1, keepdim=True)
-        errors.append((output - exact).square_().mean(dim=(2, 3)).nan_to_num_(torch.inf))
-    return torch.stack(errors)
+    for first in range(0, query.shape[1], group):
+        heads = slice(first, first + group)
+        wide = value[:, heads].to(dtype)
+        logits = scaled[:, heads] @ key[:, heads].to(dtype).transpose(2, 3)
+        weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
+        exact = weights @ wide / weights.sum(dim=-1, keepdim=True)
+        kept = torch.empty_like(weights)
+        for mask in masks:
+            torch.mul(weights, mask, out=kept)
+            output = kept @ wide / kept.sum(dim=-1, keepdim=True)
+            errors.append((output - exact).square_().mean(dim=(2, 3)).nan_to_num_(torch.inf))
+    return torch.stack((torch.cat(errors[::2], dim=1), torch.cat(errors[1::2], dim=1)))
