@@ -3,10 +3,9 @@
 We register an attention backend of our own with diffusers' dispatcher and choose it for single
 processor *instances*. The model's own processor still does projections, norms and rope.
 Cross-attention has other processors, so it never comes here. Some processors call torch's
-attention instead of the dispatcher: for these we replace torch's function.
-
-A compiled graph calls us as one opaque operator. Tensors tell it its layer and the state of the
-forward, so that one graph serves all layers and video sizes.
+attention instead of the dispatcher: for these we replace torch's function. A compiled graph calls
+us as one opaque operator. Tensors tell it its layer and the state of the forward, so that one
+graph serves all layers and video sizes.
 """
 
 from __future__ import annotations
@@ -91,8 +90,7 @@ def _attend(
     enable_gqa: bool = False,
     _parallel_config: object = None,
 ) -> Tensor:
-    """The backend that diffusers calls: video self-attention goes to its layer, all else back to
-    diffusers. Tensors are `[B, N, H, D]`."""
+    """Our backend, `[B, N, H, D]`: hands video self-attention to its layer, all else back."""
     binding = _bound.binding
     plain = not (is_causal or enable_gqa or dropout_p) and _parallel_config is None
     if binding is not None and plain and key.shape[1] == query.shape[1]:
@@ -138,13 +136,11 @@ def _call_layer(
     return layer.attend(query, key, value, mask, scale)
 
 
-# A CUDA graph would freeze what the first replayed step decided; torch 2.7 has no such tag.
-_UNSAFE = getattr(torch.Tag, "cudagraph_unsafe", None)
+# A CUDA graph would repeat what the first step decided; torch 2.7 has no such tag.
+_TAGS = tuple(tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None)
 
 
-@torch.library.custom_op(
-    "svoo::attend", mutates_args=(), tags=() if _UNSAFE is None else (_UNSAFE,)
-)
+@torch.library.custom_op("svoo::attend", mutates_args=(), tags=_TAGS)
 def _attend_in_graph(
     query: Tensor,
     key: Tensor,
@@ -201,8 +197,8 @@ def dense_attention(backend: Any, **arguments: Any) -> Tensor:
 def bind(attention: nn.Module, layer: Layer, *, calls_torch: bool = False) -> Undo:
     """Make the processor of a self-attention module call `layer.attend`; return the undo function.
 
-    `calls_torch`: the processor calls torch's attention, not diffusers' dispatcher. We change a
-    copy of the processor, because several modules may share one.
+    `calls_torch`: it calls torch's attention, not the dispatcher. Several modules may share a
+    processor, so we change a copy of it.
     """
     if _BACKEND not in _AttentionBackendRegistry._backends:
         _AttentionBackendRegistry.register(_BACKEND)(_attend)
@@ -304,8 +300,7 @@ class _ContextManager(StateManager):
 
 
 class _ContextHook(ModelHook):
-    """A diffusers hook that changes nothing: it hears the cache context, and the reset at the end
-    of a pipeline call."""
+    """Changes nothing: it hears the cache context, and the reset at the end of a pipeline call."""
 
     _is_stateful = True
 
