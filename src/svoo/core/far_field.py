@@ -73,12 +73,12 @@ def find_moments(tokens: Tensor, order: Tensor, sizes: Tensor, *, by: Implementa
     dtype = accumulation_dtype(tokens)
     rows = order.unsqueeze(-1)
     sorted_tokens = tokens.gather(2, rows.expand_as(tokens)).to(dtype)
-    places = _blocks_in_order(sizes, tokens.shape[2]).unsqueeze(-1).expand_as(sorted_tokens)
+    block_of = _blocks_in_order(sizes, tokens.shape[2]).unsqueeze(-1).expand_as(sorted_tokens)
     zeros = torch.zeros(*sizes.shape, tokens.shape[3], dtype=dtype, device=tokens.device)
     count = sizes.clamp(min=1).unsqueeze(-1)
-    mean = zeros.scatter_add(2, places, sorted_tokens) / count
-    rest = sorted_tokens - mean.gather(2, places)  # first the mean: squares alone would cancel
-    return Moments(mean, zeros.scatter_add(2, places, rest.square()) / count, sizes)
+    mean = zeros.scatter_add(2, block_of, sorted_tokens) / count
+    rest = sorted_tokens - mean.gather(2, block_of)  # first the mean: squares alone would cancel
+    return Moments(mean, zeros.scatter_add(2, block_of, rest.square()) / count, sizes)
 
 
 def see_blocks(
@@ -126,15 +126,15 @@ def see_blocks(
         return logits, own.unsqueeze(2).expand_as(logits)
 
     for order, own in parts():
-        logits, places = logits_of(order, own)
-        top.scatter_reduce_(3, places, logits, "amax")
+        logits, columns = logits_of(order, own)
+        top.scatter_reduce_(3, columns, logits, "amax")
     for order, own in parts():
-        logits, places = logits_of(order, own)
-        weights = (logits - top.gather(3, places)).exp()
-        total.scatter_add_(3, places, weights)
+        logits, columns = logits_of(order, own)
+        weights = (logits - top.gather(3, columns)).exp()
+        total.scatter_add_(3, columns, weights)
         rows = value.gather(2, order.unsqueeze(-1).expand(*order.shape, size)).to(dtype)
         weighted = weights.unsqueeze(-1) * rows.unsqueeze(2)
-        seen.scatter_add_(3, places.unsqueeze(-1).expand_as(weighted), weighted)
+        seen.scatter_add_(3, columns.unsqueeze(-1).expand_as(weighted), weighted)
     full = key_sizes.unsqueeze(2) > 0
     seen /= total.where(full, 1).unsqueeze(-1)
     bias = (top - base + total.log()).masked_fill(~full, -torch.inf)
@@ -189,5 +189,5 @@ def keep_by_error(error: Tensor, key_sizes: Tensor, tolerance: float, weight: Te
 
 def _blocks_in_order(sizes: Tensor, tokens: int) -> Tensor:
     """Return the block of each token in block order, `[B, H, N]`, for sizes `[B, H, C]`."""
-    places = torch.arange(tokens, device=sizes.device).expand(*sizes.shape[:2], tokens)
-    return torch.searchsorted(sizes.cumsum(dim=-1), places.contiguous(), right=True)
+    index = torch.arange(tokens, device=sizes.device).expand(*sizes.shape[:2], tokens)
+    return torch.searchsorted(sizes.cumsum(dim=-1), index.contiguous(), right=True)

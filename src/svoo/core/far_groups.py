@@ -73,10 +73,10 @@ def distances_from_groups(
     query: Moments, key: Moments, value: Moments, groups: KeyGroups, *, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return s2 `[B, H, Cq, Ck]` and |v_j - v_g| `[B, H, Ck]` of `grouping_error`."""
-    places = groups.labels.unsqueeze(-1).expand(*groups.labels.shape, key.mean.shape[3])
-    apart = (key.mean - groups.key.gather(2, places)).square()
+    group_of = groups.labels.unsqueeze(-1).expand(*groups.labels.shape, key.mean.shape[3])
+    apart = (key.mean - groups.key.gather(2, group_of)).square()
     logit_variance = (query.variance * scale**2) @ apart.transpose(2, 3)
-    value_apart: Tensor = (value.mean - groups.value.gather(2, places)).norm(dim=-1)
+    value_apart: Tensor = (value.mean - groups.value.gather(2, group_of)).norm(dim=-1)
     return logit_variance, value_apart
 
 

@@ -235,8 +235,8 @@ def sort_labels(labels: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
 
 def _blocks_of_tokens(sizes: Tensor, order: Tensor | None, tokens: int) -> Tensor:
     ends = sizes.cumsum(dim=-1)
-    places = torch.arange(tokens, device=sizes.device).expand(*sizes.shape[:2], tokens)
-    blocks = torch.searchsorted(ends, places.contiguous(), right=True)
+    index = torch.arange(tokens, device=sizes.device).expand(*sizes.shape[:2], tokens)
+    blocks = torch.searchsorted(ends, index.contiguous(), right=True)
     return blocks if order is None else torch.empty_like(blocks).scatter_(2, order, blocks)
 
 

@@ -32,14 +32,14 @@ class Work(Generic[Room]):
 
     def __init__(
         self,
-        places: Iterable[tuple[int, int]],
+        pairs: Iterable[tuple[int, int]],
         sources: Iterable[Tensor],
         prepare: Callable[[tuple[int, int], Tensor], Head],
         attend: Callable[[Any, int, Room], None],
     ) -> None:
-        """Begin with all heads at `places` to be prepared in the memory of `sources`."""
+        """Begin with all heads, as (batch, head) pairs, to be prepared in `sources`."""
         self.prepare, self.attend = prepare, attend
-        self._places, self._free = deque(places), list(sources)
+        self._pairs, self._free = deque(pairs), list(sources)
         self._blocks: deque[tuple[Head, int]] = deque()
         self._being_prepared = 0
         self._failed = False
@@ -60,18 +60,18 @@ class Work(Generic[Room]):
         """Return the next piece of work, once there is one; None at the end."""
         with self._changed:
             while not self._failed:
-                if self._places and self._free:
+                if self._pairs and self._free:
                     self._being_prepared += 1
-                    return partial(self._prepare, self._places.popleft(), self._free.pop())
+                    return partial(self._prepare, self._pairs.popleft(), self._free.pop())
                 if self._blocks:
                     return partial(self._attend, *self._blocks.popleft())
-                if not self._places and not self._being_prepared:
+                if not self._pairs and not self._being_prepared:
                     return None
                 self._changed.wait()
         return None
 
-    def _prepare(self, place: tuple[int, int], source: Tensor, _room: Room) -> None:
-        head = self.prepare(place, source)
+    def _prepare(self, pair: tuple[int, int], source: Tensor, _room: Room) -> None:
+        head = self.prepare(pair, source)
         blocks = head.blocks_by_work()
         with self._changed:
             self._being_prepared -= 1

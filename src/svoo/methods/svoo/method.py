@@ -38,8 +38,8 @@ class SVOOMethod:
         branch = ""
         if not self.config.share_branches:
             branch = call.branch if isinstance(call.branch, str) else " ".join(call.branch)
-        place = call.stage, call.layer, branch, call.sample, call.head_offset
-        state = self._states.setdefault(place, LabelState())
+        owner = call.stage, call.layer, branch, call.sample, call.head_offset
+        state = self._states.setdefault(owner, LabelState())
         state.step = call.step
         if self.config.tolerance is not None:
             return self._plan_far(query, key, value, call, state)
@@ -63,9 +63,9 @@ class SVOOMethod:
             weight = weights[call.stage, call.layer, heads]
         tolerance = self.config.tolerance_at(call.step, self.run.steps)
         plan = plan_far_call(query, key, value, self.config, call, tolerance, state, weight)
-        place = call.stage, call.layer, call.head_offset
-        if place not in self._looked_at:  # once per layer and video: it waits for the device
-            self._looked_at.add(place)
+        owner = call.stage, call.layer, call.head_offset
+        if owner not in self._looked_at:  # once per layer and video: it waits for the device
+            self._looked_at.add(owner)
             density = float(plan.density().mean())
             if density > self.config.densest:
                 reason = (
