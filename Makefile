@@ -33,7 +33,7 @@ $(COMPANY)/.ready: constraints.txt | setup
 	@touch $@
 
 test-gpu: setup ## Test and time the GPU kernels on this machine's CUDA device
-	@$(RUN) -m pytest -m gpu -n 0 -rs
+	@$(RUN) -m pytest -m gpu -n 0 -rs -W default
 
 test-diffusers: setup ## Run diffusers' own tests without svoo and with it (DIFFUSERS_TESTS=path/to/diffusers/tests)
 	@test -n "$(DIFFUSERS_TESTS)" || { echo "Set DIFFUSERS_TESTS to the folder tests of a checkout of diffusers." >&2; exit 2; }

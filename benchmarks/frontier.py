@@ -11,6 +11,7 @@ same command goes on from there.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -22,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from svoo import SVOOConfig
+from svoo import MethodConfig, SVOOConfig
 from svoo.catalogue import find_model
 from svoo.mini import load
 from svoo.mini.vocabulary import MOTIONS
@@ -42,6 +43,14 @@ def settings() -> dict[str, SVOOConfig]:
         tried[f"general, mass {mass}"] = replace(tried["general"], mass=mass, fineness=1.0)
     for ramp in (0.3, 0.7, 1.0):
         tried[f"default, ramp {ramp}"] = replace(tried["default"], ramp=ramp)
+    far = SVOOConfig.balanced()
+    tried |= {"fast": SVOOConfig.fast(), "balanced": far, "careful": SVOOConfig.careful()}
+    tried["balanced, no groups"] = replace(far, groups=0)
+    tried["balanced, co-clusters"] = replace(far, clustering="co")
+    for fineness in (2.0, 5.0):
+        tried[f"balanced, fineness {fineness:.0f}"] = replace(far, fineness=fineness)
+    tried["balanced, recluster 2"] = replace(far, recluster_every=2)
+    tried["balanced, branches apart"] = replace(far, share_branches=False)
     tried["default, recluster 1"] = replace(tried["default"], recluster_every=1)
     centre = replace(
         tried["default"],
@@ -68,7 +77,7 @@ def settings() -> dict[str, SVOOConfig]:
     return tried | {name: replace(centre, **change) for name, change in changes.items()}
 
 
-def figures_of(trial: Trial, dense: Trial) -> dict[str, float]:
+def figures_of(trial: Trial, dense: Trial) -> dict[str, Any]:
     """Return what is compared."""
     assert trial.likeness is not None
     return {
@@ -77,6 +86,8 @@ def figures_of(trial: Trial, dense: Trial) -> dict[str, float]:
         "density": trial.density,
         "psnr": trial.likeness.psnr,
         "ssim": trial.likeness.ssim,
+        "recall": trial.recall,
+        "work": trial.stats.work,
         "denoising": trial.denoising,
         "dense_denoising": dense.denoising,
         **{f"seconds_{phase}": value for phase, value in trial.stats.seconds.items()},
@@ -97,6 +108,8 @@ def main(
     ] = False,
     frames: Annotated[int, typer.Option(help="97 gives about 15,000 tokens.")] = 49,
     steps: Annotated[int, typer.Option(help="Denoising steps of a run.")] = 20,
+    height: Annotated[int, typer.Option(help="80 with --width 144 gives 2,340 tokens.")] = 144,
+    width: Annotated[int, typer.Option(help="Width in pixels.")] = 256,
     only: Annotated[list[str] | None, typer.Option(help="A setting; may be repeated.")] = None,
     name: Annotated[str, typer.Option(help="Name of the JSON.")] = "frontier",
 ) -> None:
@@ -106,14 +119,35 @@ def main(
         if key not in known:
             raise SystemExit(f"no setting called {key!r}; there are {', '.join(known)}")
     tried = {key: config for key, config in known.items() if not only or key in only}
+    if held_out:
+        texts = held_out_prompts(prompts)
+    else:
+        texts = [entry["prompt"] for entry in read_inputs(MINI_PROMPTS, count=prompts)]
+    sizes = {"frames": frames, "steps": steps, "height": height, "width": width}
+    rows = run_settings(tried, texts, out, name, sizes)
+    summary = summarise(rows)
+    print_table(summary)
+    draw(summary, out / f"{name}.png")
+
+
+def held_out_prompts(count: int) -> list[str]:
+    """Return prompts that were never alone in a training clip and that nothing was chosen on."""
+    return [scene.caption for scene in held_out_scenes(MOTIONS, count)]
+
+
+def run_settings(
+    tried: Mapping[str, MethodConfig],
+    texts: Sequence[str],
+    out: Path,
+    name: str,
+    sizes: Mapping[str, int],
+) -> list[dict[str, Any]]:
+    """Run every setting on every prompt, dense first, and return the rows; those that the JSON
+    has already are not run again. `sizes`: frames, steps, height, width."""
     pipe, model = load(), find_model("mini")
     pipe.set_progress_bar_config(disable=True)
     path = out / f"{name}.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
-    if held_out:
-        texts = [scene.caption for scene in held_out_scenes(MOTIONS, prompts)]
-    else:
-        texts = [entry["prompt"] for entry in read_inputs(MINI_PROMPTS, count=prompts)]
     warm = False
     with Progress() as bar:
         task = bar.add_task("running", total=len(texts) * (len(tried) + 1))
@@ -121,18 +155,20 @@ def main(
             call = {
                 "prompt": text,
                 **model.call_defaults,
-                "num_frames": frames,
-                "num_inference_steps": steps,
+                "num_frames": sizes["frames"],
+                "num_inference_steps": sizes["steps"],
+                "height": sizes["height"],
+                "width": sizes["width"],
             }
             about = {  # a row of another run under the same name is not taken for one of this
-                key: {"prompt": text, "setting": key, "frames": frames, "steps": steps}
-                | {"config": json.loads(json.dumps(vars(config)))}
+                key: {"prompt": text, "setting": key, **sizes}
+                | {"config": json.loads(json.dumps(config.as_dict()))}
                 for key, config in tried.items()
             }
             missing = [
                 key
                 for key, facts in about.items()
-                if not any(facts == {name: row[name] for name in facts} for row in rows)
+                if not any(facts == {name: row.get(name) for name in facts} for row in rows)
             ]
             if not missing:
                 bar.advance(task, len(tried) + 1)
@@ -147,9 +183,7 @@ def main(
                 rows.append({**about[key], **figures_of(trial, dense)})
                 save(out, name, rows)
                 bar.advance(task)
-    summary = summarise(rows)
-    print_table(summary)
-    draw(summary, out / f"{name}.png")
+    return rows
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

@@ -14,6 +14,12 @@ from svoo import BlockPlan, FarTerms, GroupTerms, MeanTerms, Profile
 from svoo.profiles.profile import flow_sigmas
 
 
+def examples(count: int) -> int:
+    """Return how many random cases a kernel is tested with: few on a GPU, where most of them
+    compile it anew (5 to 50 s each, nine tests: within ten minutes)."""
+    return min(count, 6) if torch.cuda.is_available() else count
+
+
 def chance(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 

@@ -27,7 +27,7 @@ def plan_of(
 
 def check_text_padding_and_odd_sizes(config: MethodConfig) -> None:
     """Run a batch of two through a session, twice, on grids that no block size divides: text rows
-    are exact, padding is never seen, nothing is NaN."""
+    are exact, padding is never seen, nothing is NaN; bfloat16 runs."""
     config = config.always_sparse()
     for grid, first in (((3, 5, 7), False), ((2, 9, 11), True), ((1, 1, 1), False)):
         layout = VideoLayout(*grid, text=6, text_first=first, valid_text=torch.tensor([6, 2]))
@@ -53,6 +53,10 @@ def check_text_padding_and_odd_sizes(config: MethodConfig) -> None:
             assert density is not None and 0 < density <= 1
         torch.testing.assert_close(outputs[0], outputs[2])
         torch.testing.assert_close(outputs[1], outputs[3])
+        narrow = [normal(2, 3, layout.tokens, 16, seed=s).bfloat16() for s in range(3)]
+        session = Session(config, steps=3, layers=1, heads=3)
+        output = session.attend(*narrow, step=0, layer=0, layout=layout)
+        assert output.dtype == torch.bfloat16 and bool(output.isfinite().all())
 
 
 def check_videos_are_apart(config: MethodConfig, layout: VideoLayout) -> None:

@@ -1,6 +1,6 @@
-"""What the assembler says of the kernels: registers, spills, shared memory, occupancy. No GPU.
+"""What compilers make of the kernels: registers, spills, shared memory, loads ahead. No GPU.
 
-    python -m tools.kernel_report                      # head size 128, bfloat16, sm_80 / 90 / 100
+    python -m tools.kernel_report                      # head size 128 in bfloat16
     python -m tools.kernel_report --all --json FILE    # every head size, dtype and architecture
 
 It compiles the very launches that a call on 75,600 tokens and 40 heads makes, and counts the
@@ -9,42 +9,39 @@ floating-point operations of the assignment from the bounds of its loops.
 
 from __future__ import annotations
 
-import io
 import json
-import re
 from collections.abc import Iterator
-from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import triton
 import typer
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
+from svoo.core.terms import GroupTerms
 from svoo.errors import BackendUnavailableError
-from svoo.kernels.triton import NEEDS, assign, centroids, ranges, sparse
+from svoo.kernels.triton import NEEDS, assign, centroids, far_field, ranges, rows, sparse
 from svoo.kernels.triton.launch import Launch, interpreted
-from svoo.kernels.triton.tiles import assignment_tile, attention_tile
+from svoo.kernels.triton.tiles import (
+    Architecture,
+    assignment_tile,
+    attention_tile,
+    far_field_tile,
+)
+from tools.kernel_code import TYPES, compile_launch
 
 TOKENS, HEADS, QUERY_CLUSTERS, KEY_CLUSTERS = 75_600, 40, 256, 1024  # the paper's 720p clip
 HEAD_SIZES = (32, 64, 80, 96, 128)
 DEFAULT_ARCHITECTURES = (80, 90, 100)
-_TYPES = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.bool: "i1",
-}
+HEAVIEST = ("attention, far terms and groups", "far field", "assign")  # on all other architectures
+TERMS = ("", "mean terms", "far terms", "far terms and groups")
+AMD = ("gfx942", "gfx1100")
+_GROUPS = 8
 
 
 @dataclass(frozen=True)
-class Architecture:
+class Limits:
     """What one multiprocessor holds (CUDA programming guide, compute capabilities)."""
 
     block_shared: int  # bytes that a block may ask for
@@ -66,30 +63,34 @@ class Architecture:
 
 
 ARCHITECTURES = {
-    80: Architecture(163 << 10, 164 << 10, warps=64, blocks=32),
-    86: Architecture(99 << 10, 100 << 10, warps=48, blocks=16),
-    89: Architecture(99 << 10, 100 << 10, warps=48, blocks=24),
-    90: Architecture(227 << 10, 228 << 10, warps=64, blocks=32),
-    100: Architecture(227 << 10, 228 << 10, warps=64, blocks=32),
-    120: Architecture(99 << 10, 100 << 10, warps=48, blocks=24),
+    80: Limits(163 << 10, 164 << 10, warps=64, blocks=32),
+    86: Limits(99 << 10, 100 << 10, warps=48, blocks=16),
+    89: Limits(99 << 10, 100 << 10, warps=48, blocks=24),
+    90: Limits(227 << 10, 228 << 10, warps=64, blocks=32),
+    100: Limits(227 << 10, 228 << 10, warps=64, blocks=32),
+    103: Limits(227 << 10, 228 << 10, warps=64, blocks=32),
+    120: Limits(99 << 10, 100 << 10, warps=48, blocks=24),
 }
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """One row: a kernel on an architecture ("sm_90"). `spills` are bytes a thread stores and
-    loads, `occupancy` a fraction of the resident warps; head_dim None: the kernel reads no
-    tokens."""
+class Row:
+    """A kernel on an architecture ("sm_90"); see `Code`. `occupancy` is a fraction of the resident
+    warps, `per_product` the instructions of the main loop for each tensor-core instruction.
+    head_dim None: the kernel reads no tokens."""
 
     name: str
     arch: str
     head_dim: int | None
     dtype: str
-    default: bool
     registers: int
     spills: int
     shared: int
-    occupancy: float
+    occupancy: float | None
+    buffers: int | None
+    pending: int | None
+    instructions: int | None
+    per_product: float | None
 
 
 def report(*, everything: bool) -> dict[str, Any]:
@@ -98,111 +99,59 @@ def report(*, everything: bool) -> dict[str, Any]:
         raise BackendUnavailableError(
             "nothing can be compiled in Triton's interpreter: unset TRITON_INTERPRET"
         )
-    rows = [
-        compile_launch(name, launch, architecture)
-        for architecture in (ARCHITECTURES if everything else DEFAULT_ARCHITECTURES)
+    all_architectures: list[Architecture] = [*ARCHITECTURES, *AMD]
+    found = [
+        describe_launch(name, launch, architecture)
+        for architecture in all_architectures
         for name, launch in launches(architecture, everything=everything)
+        if everything or architecture in DEFAULT_ARCHITECTURES or name in HEAVIEST
     ]
-    return {"kernels": [asdict(row) for row in rows], "flops": flops()}
+    return {"kernels": [asdict(row) for row in found], "flops": flops()}
 
 
-def launches(architecture: int, *, everything: bool) -> Iterator[tuple[str, Launch]]:
+def launches(architecture: Architecture, *, everything: bool) -> Iterator[tuple[str, Launch]]:
     """Give the launches of a whole call on an architecture, for tensors that hold no numbers."""
     yield "ranges", _ranges()
     for size in HEAD_SIZES if everything else (128,):
         for dtype in NEEDS.dtypes if everything else (torch.bfloat16,):
-            yield "attention", _attention(architecture, size, dtype, kept=True, means=False)
-            yield (
-                "attention, compensated",
-                _attention(architecture, size, dtype, kept=True, means=True),
-            )
-            yield "compensation", _attention(architecture, size, dtype, kept=False, means=True)
-            if everything:
-                for means in (False, True):
-                    about = ", compensated" if means else ""
-                    yield (
-                        f"attention{about}, with log-sum-exp",
-                        _attention(architecture, size, dtype, kept=True, means=means, lse=True),
-                    )
-                    yield (
-                        f"attention{about}, tokens in order",
-                        _attention(
-                            architecture, size, dtype, kept=True, means=means, ordered=False
-                        ),
-                    )
-            yield "assign", _assign(size, dtype)
+            for terms in TERMS:
+                about = f"attention, {terms}" if terms else "attention"
+                yield about, _attention(architecture, size, dtype, terms)
+                if everything:
+                    lse = _attention(architecture, size, dtype, terms, lse=True)
+                    yield f"{about}, with log-sum-exp", lse
+            yield "terms alone", _attention(architecture, size, dtype, TERMS[-1], kept=False)
+            yield "far field", _far_field(architecture, size, dtype)
+            yield "assign", _assign(architecture, size, dtype)
             yield "means", _means(size, dtype)
 
 
-def compile_launch(name: str, launch: Launch, architecture: int) -> Compiled:
-    """Compile a launch for an architecture and read what the assembler says."""
-    kernel = launch.kernel
-    types: dict[str, str] = {}
-    constants: dict[tuple[int, ...], object] = {}
-    hints: dict[tuple[int, ...], list[list[object]]] = {}
-    for place, parameter in enumerate(kernel.params):
-        value = launch.arguments[parameter.name]
-        # As a launch would: None and 1 are constants, pointers and multiples of 16 are aligned.
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
-            types[parameter.name] = "constexpr"
-            constants[(place,)] = value
-            continue
-        types[parameter.name] = _type_name(value)
-        if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
-            hints[(place,)] = [["tt.divisibility", 16]]
-    said = io.StringIO()
-    with (
-        triton.knobs.compilation.scope(),
-        triton.knobs.nvidia.scope(),
-        redirect_stdout(said),
-    ):
-        triton.knobs.compilation.always_compile = True  # a cached kernel has no log
-        triton.knobs.nvidia.dump_ptxas_log = True
-        compiled = triton.compile(
-            ASTSource(kernel, types, constants, hints),
-            target=GPUTarget("cuda", architecture, 32),
-            options=launch.options,
-        )
-    log = said.getvalue()
-    registers = _read(r"Used (\d+) registers", log)
-    spills = _read(r"(\d+) bytes spill stores", log) + _read(r"(\d+) bytes spill loads", log)
-    shared = int(compiled.metadata.shared)
+def describe_launch(name: str, launch: Launch, architecture: Architecture) -> Row:
+    """Compile a launch for an architecture: its row."""
+    code = compile_launch(launch, architecture)
     head_size = launch.arguments.get("SIZE")
-    dtype = _dtype(launch)
-    limits = ARCHITECTURES[architecture]
-    return Compiled(
-        name=name,
-        arch=f"sm_{architecture}",
-        head_dim=int(head_size) if isinstance(head_size, int) else None,
-        dtype=dtype,
-        default=architecture in DEFAULT_ARCHITECTURES
-        and head_size in (None, 128)
-        and dtype in ("bf16", "i32"),
-        registers=registers,
-        spills=spills,
-        shared=shared,
-        occupancy=round(limits.occupancy(registers, shared, launch.warps), 3),
-    )
-
-
-def _type_name(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"*{_TYPES[value.dtype]}"
-    if isinstance(value, int):
-        return "i32" if value < 1 << 31 else "i64"
-    return "fp32"
-
-
-def _dtype(launch: Launch) -> str:
     first = next(value for value in launch.arguments.values() if isinstance(value, Tensor))
-    return _TYPES[first.dtype]
-
-
-def _read(pattern: str, log: str) -> int:
-    found = re.search(pattern, log)
-    if found is None:
-        raise BackendUnavailableError(f"the assembler's log has no {pattern!r}: {log!r}")
-    return int(found[1])
+    per_product = None
+    if code.instructions is not None and code.products is not None:
+        per_product = round(code.instructions / code.products, 1)
+    occupancy = None
+    if isinstance(architecture, int):
+        limits = ARCHITECTURES[architecture]
+        occupancy = round(limits.occupancy(code.registers, code.shared, launch.warps), 3)
+    return Row(
+        name=name,
+        arch=architecture if isinstance(architecture, str) else f"sm_{architecture}",
+        head_dim=int(head_size) if isinstance(head_size, int) else None,
+        dtype=TYPES[first.dtype],
+        registers=code.registers,
+        spills=code.spills,
+        shared=code.shared,
+        occupancy=occupancy,
+        buffers=code.buffers,
+        pending=code.pending,
+        instructions=code.instructions,
+        per_product=per_product,
+    )
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -218,10 +167,9 @@ def _pieces(blocks: int, length: int) -> ranges.Pieces:
     return ranges.Pieces(part, part, part)
 
 
-def _kept() -> ranges.Kept:
-    pieces = _pieces(KEY_CLUSTERS, ranges.PIECE).block.shape[2]
+def _kept(pieces: int) -> ranges.Kept:
     return ranges.Kept(
-        _empty(1, HEADS, QUERY_CLUSTERS, pieces, dtype=torch.int32),
+        _empty(1, HEADS, QUERY_CLUSTERS, pieces + ranges.GROUP, dtype=torch.int32),
         _empty(1, HEADS, QUERY_CLUSTERS, dtype=torch.int32),
     )
 
@@ -231,47 +179,84 @@ def _keep() -> Tensor:
 
 
 def _ranges() -> Launch:
-    return ranges.plan_launch(_pieces(KEY_CLUSTERS, ranges.PIECE), _keep(), _kept())
+    pieces = _pieces(KEY_CLUSTERS, ranges.PIECE)
+    return ranges.plan_launch(pieces, _keep(), _kept(pieces.block.shape[2]))
+
+
+def _rows(size: int, dtype: torch.dtype, terms: str) -> rows.TermRows:
+    if not terms:
+        return rows.TermRows()
+    mean = _empty(1, HEADS, KEY_CLUSTERS, size, dtype=dtype)
+    bias = _empty(1, HEADS, QUERY_CLUSTERS, KEY_CLUSTERS, dtype=torch.float32)
+    entered = _kept(KEY_CLUSTERS)
+    if terms == "mean terms":
+        return rows.TermRows(rows.BlockRows(mean, mean, bias, entered))
+    seen = _empty(1, HEADS, QUERY_CLUSTERS, KEY_CLUSTERS, size, dtype=dtype)
+    blocks = rows.BlockRows(mean, seen, bias, entered)
+    if terms == "far terms":
+        return rows.TermRows(blocks)
+    grouped = _empty(1, HEADS, QUERY_CLUSTERS, _GROUPS, size, dtype=dtype)
+    group_bias = _empty(1, HEADS, QUERY_CLUSTERS, _GROUPS, dtype=torch.float32)
+    return rows.TermRows(blocks, GroupTerms(group_bias, grouped, grouped))
 
 
 def _attention(
-    architecture: int,
+    architecture: Architecture,
     size: int,
     dtype: torch.dtype,
+    terms: str,
     *,
-    kept: bool,
-    means: bool,
+    kept: bool = True,
     lse: bool = False,
-    ordered: bool = True,
 ) -> Launch:
     tile = attention_tile(architecture, dtype)
-    tokens, order = _tokens(size, dtype), _empty(1, HEADS, TOKENS, dtype=torch.int64)
-    mean = _empty(1, HEADS, KEY_CLUSTERS, size, dtype=dtype)
-    log_size = _empty(1, HEADS, KEY_CLUSTERS, dtype=torch.float32)
+    tokens = _tokens(size, dtype)
+    pieces = _pieces(KEY_CLUSTERS, ranges.PIECE).block.shape[2]
     sums = _empty(1, HEADS, TOKENS, dtype=torch.float32)
+    lanes = ranges.Lanes(
+        _empty(1, HEADS, pieces * ranges.PIECE, dtype=torch.int32),
+        _empty(1, HEADS, (pieces + 1) * ranges.PIECE, dtype=torch.float32),
+    )
     return sparse.plan_launch(
         tokens,
         tokens,
         tokens,
         tokens,
-        sums if lse or not kept else None,  # compensation alone is there to be merged
-        orders=(order, order) if ordered else (None, None),
+        sums if lse or not kept else None,  # terms alone are there to be merged
+        query_order=_empty(1, HEADS, TOKENS, dtype=torch.int64),
         query_pieces=_pieces(QUERY_CLUSTERS, tile.rows),
-        kept=_kept() if kept else None,
-        means=sparse.Means(mean, mean, log_size) if means else None,
-        keep=_keep(),
+        kept=_kept(pieces) if kept else None,
+        lanes=lanes if kept else None,
+        rows=_rows(size, dtype, terms),
+        query_blocks=QUERY_CLUSTERS,
         scale=size**-0.5,
         tile=tile,
     )
 
 
-def _assign(size: int, dtype: torch.dtype) -> Launch:
+def _far_field(architecture: Architecture, size: int, dtype: torch.dtype) -> Launch:
+    tokens = _tokens(size, dtype)
+    return far_field.plan_launch(
+        _empty(1, HEADS, QUERY_CLUSTERS, size, dtype=dtype),
+        _empty(1, HEADS, KEY_CLUSTERS, size, dtype=dtype),
+        tokens,
+        tokens,
+        _empty(1, HEADS, TOKENS, dtype=torch.int64),
+        _empty(1, HEADS, KEY_CLUSTERS, dtype=torch.int64),
+        _empty(1, HEADS, QUERY_CLUSTERS, KEY_CLUSTERS, dtype=torch.float32),
+        _empty(1, HEADS, QUERY_CLUSTERS, KEY_CLUSTERS, size, dtype=dtype),
+        scale=size**-0.5,
+        tile=far_field_tile(architecture, dtype),
+    )
+
+
+def _assign(architecture: Architecture, size: int, dtype: torch.dtype) -> Launch:
     return assign.plan_launch(
         _tokens(size, dtype),
         _empty(1, HEADS, KEY_CLUSTERS, size, dtype=dtype),
         _empty(1, HEADS, KEY_CLUSTERS, dtype=torch.float32),
         _empty(1, HEADS, TOKENS, dtype=torch.int64),
-        assignment_tile(dtype),
+        assignment_tile(architecture, dtype),
     )
 
 
@@ -291,7 +276,7 @@ def flops() -> dict[str, float]:
     That form takes two passes a side: tokens x the other side's centroids x D, then tokens x own
     centroids x the other side's.
     """
-    tile = assignment_tile(torch.bfloat16)
+    tile = assignment_tile(90, torch.bfloat16)
     size = 128
     transform = 2 * QUERY_CLUSTERS * KEY_CLUSTERS * size  # W = norm(C O^T) O
     ours = two_pass = 0
@@ -312,7 +297,7 @@ def flops() -> dict[str, float]:
 
 def as_table(found: dict[str, Any]) -> str:
     """Return the rows as a Markdown table with the count of operations below it."""
-    columns = ("name", "arch", "head_dim", "dtype", "registers", "spills", "shared", "occupancy")
+    columns = [field.name for field in fields(Row)]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for row in found["kernels"]:
         cells = ("-" if row[column] is None else str(row[column]) for column in columns)

@@ -34,6 +34,10 @@ class BackendUnavailableError(SVOOError, RuntimeError):
     """No backend, or not the one asked for, can run this call here."""
 
 
+class SlowBackendError(BackendUnavailableError):
+    """Only backends that would be far slower than dense attention can run this call here."""
+
+
 class ModelError(SVOOError, ValueError):
     """A model or pipeline that is not known, or cannot be had."""
 

@@ -7,9 +7,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from svoo import backends as backends_module
 from svoo import run_plan
-from svoo.backends import BACKENDS, describe_backends, resolve
+from svoo.backends import BACKENDS, describe_backends, flashinfer, resolve
 from svoo.core import needs
-from svoo.errors import BackendUnavailableError, PlanError, ShapeError
+from svoo.errors import (
+    BackendUnavailableError,
+    PlanError,
+    ShapeError,
+    SlowBackendError,
+)
 from svoo.kernels import cpp
 
 CASE = Case(1, 2, 20, 30, 8, 3, 4, seed=0)
@@ -41,12 +46,12 @@ def test_auto_takes_the_first_that_can_run() -> None:
         ("triton", "cuda", torch.bfloat16, 128, False, (9, 0), ""),
         ("triton", "cuda", torch.float32, 80, True, (8, 0), "flashinfer"),
         ("flashinfer", "cuda", torch.bfloat16, 256, False, (9, 0), ""),
-        ("blocked", "cuda", torch.bfloat16, 256, True, (9, 0), ""),
-        ("blocked", "cuda", torch.bfloat16, 256, False, (9, 0), "flashinfer"),
+        ("dense", "cuda", torch.bfloat16, 256, True, (9, 0), ""),
+        ("dense", "cuda", torch.bfloat16, 256, False, (9, 0), "flashinfer"),
         ("flashinfer", "cuda", torch.float16, 64, False, (7, 5), ""),
         ("flashinfer", "cuda", torch.float16, 64, False, (9, 0), "triton"),
-        ("blocked", "cuda", torch.float16, 64, True, (9, 0), "triton"),
-        ("blocked", "cuda", torch.float64, 64, True, (9, 0), ""),
+        ("dense", "cuda", torch.float16, 64, True, (9, 0), "triton"),
+        ("dense", "cuda", torch.float64, 64, True, (9, 0), ""),
     ],
 )
 def test_the_ladder(
@@ -63,10 +68,17 @@ def test_the_ladder(
         needs, "find_version", lambda module, _name: None if module == missing else "0.7.2"
     )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    monkeypatch.setattr(flashinfer, "why_no_build", lambda: None)
     monkeypatch.setattr(cpp, "why_no_library", lambda: missing if missing == "c++" else None)
     with FakeTensorMode():
         query = torch.empty(1, 2, 20, size, dtype=dtype, device=device)
-    assert resolve("auto", query, CASE.plan(compensate=compensate)).name == chosen
+    plan = CASE.plan(compensate=compensate)
+    if chosen == "dense":  # what is left would be slower than dense attention
+        with pytest.raises(SlowBackendError, match="no backend is fast on this GPU: triton "):
+            resolve("auto", query, plan)
+        assert resolve("blocked", query, plan).name == "blocked"
+    else:
+        assert resolve("auto", query, plan).name == chosen
 
 
 def test_an_unknown_backend_is_refused_with_the_names() -> None:

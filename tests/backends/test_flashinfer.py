@@ -1,14 +1,19 @@
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from making import Case, cases, plan_on
+from making import Case, cases, map_tensors, plan_on
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import cpp_extension
 
 from svoo import BlockPlan, run_plan
 from svoo.backends import Workspace
@@ -156,6 +161,61 @@ def test_heads_are_planned_in_parts(stub: type[Wrapper], monkeypatch: pytest.Mon
     assert stub.plans == 2 + 2 * 6
 
 
+def test_a_part_has_no_more_rows_than_its_buffer(
+    stub: type[Wrapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(2, 3, 30, 40, 64, 1, 4, seed=1)  # one query block in each of six heads
+    monkeypatch.setattr(backend_module, "_MOST_ROWS", 4)
+    assert_is_the_reference(case.tokens(torch.bfloat16), case.plan(compensate=False), 3e-2)
+    assert stub.plans == 2 * 2  # four heads, then two, in each of two runs
+    assert backend_module.__dict__["_LONGEST_LIST"] > backend_module._MOST_ROWS
+
+
+def test_it_plans_on_the_device_of_the_tokens(
+    stub: type[Wrapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `plan` synchronises the current device, which may be another than the tokens'."""
+    current: list[object] = []
+
+    @contextmanager
+    def device_of(tensor: Tensor) -> Iterator[None]:
+        current.append(tensor.device)
+        yield
+        current.pop()
+
+    def watched(self: Wrapper, *given: object, **named: object) -> None:
+        assert current == [torch.device("cpu")]
+        plan_of_stub(self, *given, **named)
+
+    plan_of_stub: Any = stub.plan
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(stub, "plan", watched)
+    case = Case(1, 2, 30, 40, 64, 3, 4, seed=1)
+    assert_is_the_reference(case.tokens(torch.bfloat16), case.plan(compensate=False), 3e-2)
+    assert stub.plans == 2 and not current
+
+
+@pytest.mark.usefixtures("stub")
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases(max_tokens=25, sizes=(64,)))
+def test_far_terms_come_from_our_kernel_where_it_runs(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the stub's half runs on the CPU, Triton's cannot there")
+    monkeypatch.setattr(backend_module, "why_no_kernels", lambda _tokens: None)
+    monkeypatch.setattr(backend_module, "_far_part", None)
+    tokens = case.tokens(torch.float16)
+    plan = case.far_plan(groups=2, dtype=torch.float16)
+    wide = map_tensors(plan.terms, lambda part: part.double() if part.ndim == 5 else part)
+    query, key, value = (tensor.double() for tensor in tokens)
+    widened = replace(plan, terms=wide)
+    exact = run_plan(query, key, value, widened, backend="reference", scale=0.2)
+    backend = FlashInferBackend()
+    got = backend.run(*tokens, plan, scale=0.2, return_lse=False, workspace=Workspace())
+    torch.testing.assert_close(got.output.double(), exact, atol=4e-3, rtol=4e-3)
+
+
 @given(case=cases())
 def test_blocks_without_tokens_go_and_the_others_stay(case: Case) -> None:
     sizes = case.plan(compensate=False).key_sizes.flatten(0, 1)
@@ -181,9 +241,21 @@ def test_the_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
         "": "needs flashinfer-python 0.6 or 0.7, got an unknown version",
         "0.7.2.post1": None,
     }
+    monkeypatch.setattr(backend_module, "why_no_build", lambda: None)
     for version, reason in expected.items():
         monkeypatch.setattr(needs, "find_version", lambda *_names, found=version: found)
         assert backend.why_not(query, plan) == reason
+    monkeypatch.undo()
+
+
+def test_it_says_that_it_builds_with_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend_module.why_no_build.cache_clear()
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    assert "with nvcc at first use" in (backend_module.why_no_build() or "")
+    backend_module.why_no_build.cache_clear()
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", "here")
+    assert backend_module.why_no_build() is None
+    backend_module.why_no_build.cache_clear()
 
 
 @pytest.mark.gpu

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import Case, cases, normal
+from making import Case, cases, normal, plan_on
 from torch import Tensor
 
 from svoo.core.clustering import Implementation
@@ -182,3 +182,17 @@ def test_heads_that_go_together() -> None:
     assert heads_per_group(1, 512, 2048, 128, 2) == 4
     assert heads_per_group(2, 512, 2048, 128, 2) == 2
     assert heads_per_group(1, 512, 2048, 128, 2, bound=1) == 1
+
+
+def test_on_a_gpu_one_kernel_sees(kernel_device: torch.device) -> None:
+    case = Case(1, 2, 30, 40, 16, 3, 5, seed=4)
+    query, key, value = (side.to(kernel_device) for side in case.tokens(torch.bfloat16))
+    plan = plan_on(kernel_device, case.plan(compensate=False))
+    assert plan.key_order is not None
+    means = query[:, :, :3], key[:, :, :5]
+    tokens = key, value, plan.key_order, plan.key_sizes
+    expected = see_blocks(*means, *tokens, scale=0.3, by="torch")
+    got = see_blocks(*means, *tokens, scale=0.3, by="triton")
+    torch.testing.assert_close(got.bias, expected.bias, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(got.value, expected.value, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(got.length, expected.length, atol=2e-2, rtol=2e-2)

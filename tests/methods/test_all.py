@@ -21,6 +21,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "xattention": {"block": 4, "stride": 2, "mass": 0.5},
     "svoo": {"query_clusters": 4, "key_clusters": 8, "mass": 0.5},
     "svg2": {"query_clusters": 6000, "key_clusters": 12000, "mass": 0.5},
+    "svg1": {"block": 4, "density": 0.2},
+    "adacluster": {"query_clusters": 6000, "key_clusters": 12000, "keep": 4000},
     "sparsepr": {"key_clusters": 12000, "probes": 4},
     "clusterattention": {"query_block": 8, "key_block": 8},
     "sta": {"tile": (1, 2, 2), "windows": (1, 1, 1)},

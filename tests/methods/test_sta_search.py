@@ -1,10 +1,13 @@
 import math
+from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from making import normal
 from methods_common import tiles_of
 
+import svoo
 from svoo import Session, VideoLayout
 from svoo.core.tiles import window_mask
 from svoo.errors import ConfigError
@@ -61,3 +64,19 @@ def test_videos_of_another_kind_are_refused() -> None:
     Session(search.config(), steps=2, layers=2, heads=2)
     with pytest.raises(ConfigError, match=r"were \(2, 2, 2\), now \(3, 2, 2\)"):
         Session(search.config(), steps=3, layers=2, heads=2)
+
+
+@pytest.mark.parametrize("name", ["wan2.2-t2v", "hunyuanvideo-t2v"])
+def test_searches_in_a_pipeline(name: str, tmp_path: Path) -> None:
+    pipe = tiny.build(name)
+    dense = tiny.generate(pipe, steps=2)
+    search = WindowSearch((1, 2, 2), CANDIDATES)
+    with svoo.apply(pipe, search.config(), profile=None) as handle:
+        assert torch.equal(tiny.generate(pipe, steps=2), dense)
+        assert handle.stats().sparse_calls == 0
+    search.choose(dense_steps=1).save(tmp_path / "windows.safetensors")
+    config = STAConfig(tile=(1, 2, 2), windows=tmp_path / "windows.safetensors", dense_steps=0)
+    with svoo.apply(pipe, config, profile=None) as handle:
+        assert not torch.equal(tiny.generate(pipe, steps=2), dense)
+        stats = handle.stats()
+    assert stats.dense_calls == stats.sparse_calls > 0

@@ -20,6 +20,11 @@ def test_the_backend_cannot_be_chosen_by_name() -> None:
         pipe.transformer.set_attention_backend("svoo")
 
 
+def test_cuda_graphs_leave_our_operator_out() -> None:
+    """A graph would freeze the dense decisions of the warm-up."""
+    assert torch.Tag.cudagraph_unsafe in torch.ops.svoo.attend.default.tags
+
+
 def test_a_chosen_attention_backend_becomes_the_dense_fallback() -> None:
     pipe = tiny.build("wan2.1-t2v")
     handle = apply(pipe, CONFIG)

@@ -31,7 +31,8 @@ class FakeEvent:
     def __init__(self, *, enable_timing: bool) -> None:
         assert enable_timing
 
-    def record(self) -> None: ...
+    def record(self, stream: object) -> None:
+        self.stream = stream
 
     def query(self) -> bool:
         return self.passed
@@ -45,11 +46,14 @@ class FakeEvent:
 
 def test_events_that_have_passed_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
     watch = Stopwatch()
     for _ in range(3):
-        with watch.phase("attention", torch.device("cuda")):
+        with watch.phase("attention", torch.device("cuda", 1)):
             pass
     pairs = watch._events["attention"]
+    streams = {event.stream for pair in pairs for event in pair}  # type: ignore[attr-defined]
+    assert streams == {"the stream of cuda:1"}
     watch.fold()
     assert len(pairs) == 3  # none has passed, and nobody waits
     pairs[0][1].synchronize()

@@ -74,7 +74,7 @@ STAGES = (
     ),
     Stage(
         "both grids",
-        700,
+        500,
         (Kind(SMALL, 1, 12, 1.0), Kind(FULL, 1, 6, 1.5)),
         rate=3e-3,
         averaging=0.995,
@@ -82,8 +82,7 @@ STAGES = (
         high=(0.2, 0.7),
         measure_every=350,
         measured=Kind(FULL, 1, 24, 1.0),
-        fall=0.3,
-        gates=(Gate(700, "shape", least=0.4),),
+        gates=(Gate(350, "shape", least=0.4),),
     ),
     Stage(
         "few frames",

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from svoo.core.validate import default_scale, inference_only
 from svoo.errors import ConfigError
 from svoo.methods.base import Call, Corrected, Dense, Method, MethodConfig, Run
 from svoo.storage import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PIXELS = 384  # of a map's side, at most
 _CHUNK = 1 << 23  # logits held at a time
@@ -88,7 +91,7 @@ class _Watched:
                 query[:1, here].clone(),
                 key[:1, here].clone(),
                 default_scale(query, call.scale),
-                _one_head(plan, head),
+                one_head(plan, head),
             )
         )
         raise _Seen
@@ -167,7 +170,7 @@ def _pool(
     return Map(*pooled), mass / query.shape[2]
 
 
-def _one_head(plan: BlockPlan, head: int) -> BlockPlan:
+def one_head(plan: BlockPlan, head: int) -> BlockPlan:
     """Return what a plan says of one head of its first sample, terms aside."""
     orders = [
         None if order is None else order[:1, head : head + 1]
@@ -193,11 +196,7 @@ def write_picture(picture: Picture, path: Path, title: str) -> None:
     figure = Figure(figsize=(5.2 * len(picture.maps), 5.7), layout="constrained")
     panels = figure.subplots(1, len(picture.maps), squeeze=False)[0]
     for axes, (name, shown) in zip(panels, picture.maps.items(), strict=True):
-        logs = (shown.attention * shown.attention.shape[1]).clamp(min=1e-3).log10()
-        axes.imshow(logs.numpy(), cmap="gray", vmin=-3, vmax=1.5, interpolation="nearest")
-        colour = torch.tensor(_KEPT).expand(*shown.kept.shape, 3)
-        layer = torch.cat((colour, 0.5 * shown.kept.unsqueeze(-1)), dim=-1)
-        axes.imshow(layer.numpy(), interpolation="nearest")
+        draw_panel(axes, shown)
         axes.set(title=name, xlabel="key", ylabel="query", xticks=[], yticks=[])
     figure.suptitle(
         f"{title}\nkept: {picture.density:.1%} of the pairs, {picture.recall:.1%} of the attention"
@@ -205,3 +204,12 @@ def write_picture(picture: Picture, path: Path, title: str) -> None:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=100)
     write_atomically(path, file.getvalue())
+
+
+def draw_panel(axes: Axes, shown: Map) -> None:
+    """Draw one map: the attention in grey, and half over it the colour of what is kept."""
+    logs = (shown.attention * shown.attention.shape[1]).clamp(min=1e-3).log10()
+    axes.imshow(logs.numpy(), cmap="gray", vmin=-3, vmax=1.5, interpolation="nearest")
+    colour = torch.tensor(_KEPT).expand(*shown.kept.shape, 3)
+    layer = torch.cat((colour, 0.5 * shown.kept.unsqueeze(-1)), dim=-1)
+    axes.imshow(layer.numpy(), interpolation="nearest")

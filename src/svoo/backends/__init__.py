@@ -20,7 +20,7 @@ from svoo.core.validate import (
     default_scale,
     inference_only,
 )
-from svoo.errors import BackendUnavailableError
+from svoo.errors import BackendUnavailableError, SlowBackendError
 
 __all__ = [
     "BACKENDS",
@@ -50,6 +50,8 @@ def resolve(name: str, query: Tensor, plan: BlockPlan) -> Backend:
     check_name(name)
     for backend in BACKENDS:
         if name in ("auto", backend.name) and backend.why_not(query, plan) is None:
+            if name == "auto" and query.device.type == "cuda" and backend.needs.device is None:
+                raise SlowBackendError(_why_slow(query, plan))
             return backend
     reasons = [
         f"  {backend.name}: {backend.why_not(query, plan) or 'can run it'}" for backend in BACKENDS
@@ -58,6 +60,19 @@ def resolve(name: str, query: Tensor, plan: BlockPlan) -> Backend:
     if name != "auto":
         verdict = f"the {name} backend cannot run this call"
     raise BackendUnavailableError("\n".join((verdict, *reasons)))
+
+
+def _why_slow(query: Tensor, plan: BlockPlan) -> str:
+    """Say why "auto" takes nothing on a GPU: what is left starts thousands of small kernels."""
+    reasons = (
+        f"{backend.name} {backend.why_not(query, plan)}"
+        for backend in BACKENDS
+        if backend.needs.device == "cuda"
+    )
+    return (
+        f"no backend is fast on this GPU: {'; '.join(reasons)}. Slow ones run if they are asked "
+        'for by name, backend="blocked"'
+    )
 
 
 def check_name(name: str) -> None:

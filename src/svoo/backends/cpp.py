@@ -27,8 +27,8 @@ class CppBackend:
     table: "cpp", and "cpp-bf16", which rounds float32 tokens and softmax weights to bfloat16 for
     their products and is never chosen by itself: a weighted value moves by up to 2^-9 of itself, a
     logit by up to 2^-8 sum |q k| * scale (some .4 % of the output on trained tokens).
-    Extra memory: keys and values in block order, heads in groups of up to 256 MB; for each thread
-    a megabyte or two.
+    Extra memory: keys and values in block order, heads in groups of up to 256 MB, which stays in
+    the workspace; for each thread a megabyte or two.
     """
 
     def __init__(self, products: Products = "float32") -> None:
@@ -54,7 +54,7 @@ class CppBackend:
         *,
         scale: float,
         return_lse: bool,
-        workspace: Workspace,  # noqa: ARG002 (keeps nothing)
+        workspace: Workspace,
     ) -> Attention:
         """Attend in one kernel; threads share out the query blocks."""
         query, key, value = (dense_rows(tokens) for tokens in (query, key, value))
@@ -66,8 +66,10 @@ class CppBackend:
         held = _plan_tensors(plan, query.dtype)
         pairs, rows = query.shape[0] * query.shape[1], key.shape[2] + plan.key_sizes.shape[2]
         row_bytes = 8 * bindings.padded_size(query.shape[3])
-        for first, count in _groups(pairs, rows * row_bytes):
-            packed = query.new_empty(2, count * rows * row_bytes // 8, dtype=torch.float32)
+        groups = list(_groups(pairs, rows * row_bytes))
+        memory = _take(workspace, groups[0][1] * rows * row_bytes // 4)
+        for first, count in groups:
+            packed = memory[: count * rows * row_bytes // 4].view(2, -1)
             call = bindings.Attention(
                 *(bindings.point_to(tokens) for tokens in (query, key, value, output)),
                 *(_address(tensor) for tensor in (lse, *packed, *held)),
@@ -78,7 +80,17 @@ class CppBackend:
             )
             bindings.run_kernel("pack", query.dtype, call)
             bindings.run_kernel("attend", query.dtype, call)
+        workspace.leave("cpp", memory)
         return Attention(output, lse)
+
+
+def _take(workspace: Workspace, numbers: int) -> Tensor:
+    """Return at least so many float32 numbers: new memory costs microseconds a page at its first
+    touch."""
+    left = workspace.take("cpp")
+    if isinstance(left, Tensor) and left.numel() >= numbers:
+        return left
+    return torch.empty(numbers, dtype=torch.float32)
 
 
 def _plan_tensors(plan: BlockPlan, dtype: torch.dtype) -> list[Tensor | None]:

@@ -10,6 +10,8 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
+from importlib import metadata
 from typing import Any, NamedTuple
 
 import torch
@@ -18,19 +20,20 @@ from torch import Tensor
 from svoo.backends.base import Attention, Workspace
 from svoo.core.needs import Needs, Package
 from svoo.core.plan import BlockPlan
-from svoo.core.terms import FarTerms, MeanTerms, compensated
-from svoo.kernels.triton import NEEDS
+from svoo.core.terms import FarTerms, MeanTerms
+from svoo.kernels.triton import NEEDS, why_no_kernels
 
 _WORKSPACE_BYTES = 128 << 20  # as its documentation advises
 _PIECE = 64  # query tokens that share the terms of their block in one product
 _LARGEST_CHUNK = 1 << 24  # numbers of terms' values held at a time
 _LOWEST = -3.0e38  # minus infinity would make NaN of a row without terms
+_MOST_ROWS = 32_768  # query blocks in one plan: FlashInfer 0.6 has a buffer of that length
 _LONGEST_LIST = 1 << 25  # kept key tokens in one plan; each takes some 40 bytes while planning
 
 
 class FlashInferBackend:
-    """Runs plans of bfloat16 and float16 tokens on a CUDA device; mean terms come from our Triton
-    kernel, far terms from torch, and are merged in."""
+    """Runs plans of bfloat16 and float16 tokens on a CUDA device; terms come from our Triton
+    kernel (far terms, where it cannot run, from torch) and are merged in."""
 
     name = "flashinfer"
 
@@ -41,12 +44,13 @@ class FlashInferBackend:
         package=Package(
             "flashinfer", "flashinfer-python", "pip install flashinfer-python", ("0.6", "0.7")
         ),
+        tool="nvcc or flashinfer-jit-cache",
         for_terms=replace(NEEDS, terms=(MeanTerms,)),
     )
 
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
         """Return what is missing, or what FlashInfer has no kernel for."""
-        return self.needs.why_not(query, plan.terms)
+        return self.needs.why_not(query, plan.terms) or why_no_build()
 
     def run(
         self,
@@ -69,33 +73,51 @@ class FlashInferBackend:
             )
         )
         blocks = _without_empty_blocks(plan, query.shape[2], key.shape[2])
-        held = _take_wrapper(query.device, workspace)
-        wrapper = held.wrapper
         outputs, lses = [], []
-        for part in _parts(blocks):
-            count = part.stop - part.start
-            wrapper.plan(
-                blocks.keep[part],
-                blocks.query_sizes[part],
-                blocks.key_sizes[part],
-                num_qo_heads=count,
-                num_kv_heads=count,
-                head_dim=query.shape[3],
-                sm_scale=scale,
-                q_data_type=query.dtype,
-                kv_data_type=query.dtype,
-            )
-            output, lse = wrapper.run(queries[part], keys[part], values[part], return_lse=True)
-            outputs.append(output)
-            lses.append(lse * math.log(2))  # theirs is binary
+        # Its `plan` waits for the current device only, and copies on that one's stream.
+        with torch.cuda.device_of(query):
+            held = _take_wrapper(query.device, workspace)
+            wrapper = held.wrapper
+            for part in _parts(blocks):
+                count = part.stop - part.start
+                wrapper.plan(
+                    blocks.keep[part],
+                    blocks.query_sizes[part],
+                    blocks.key_sizes[part],
+                    num_qo_heads=count,
+                    num_kv_heads=count,
+                    head_dim=query.shape[3],
+                    sm_scale=scale,
+                    q_data_type=query.dtype,
+                    kv_data_type=query.dtype,
+                )
+                output, lse = wrapper.run(queries[part], keys[part], values[part], return_lse=True)
+                outputs.append(output)
+                lses.append(lse * math.log(2))  # theirs is binary
         workspace.leave(_name(query.device), held)
         output = plan.restore_queries(torch.cat(outputs).view(query.shape))
         lse = plan.restore_queries(torch.cat(lses).view(query.shape[:3]))
-        if isinstance(plan.terms, MeanTerms):
-            output, lse = _merge(output, lse, *_mean_part(query, key, value, plan, scale))
-        elif plan.terms is not None:
+        if isinstance(plan.terms, FarTerms) and why_no_kernels(query) is not None:
             output, lse = _merge(output, lse, *_far_part(query, key, plan, plan.terms, scale))
+        elif plan.terms is not None:
+            output, lse = _merge(output, lse, *_kernel_part(query, key, value, plan, scale))
         return Attention(output, lse if return_lse else None)
+
+
+@cache
+def why_no_build() -> str | None:
+    """Return why FlashInfer could not build its kernels, which it does at first use, or None."""
+    try:
+        metadata.version("flashinfer-jit-cache")  # kernels that are built already
+    except metadata.PackageNotFoundError:
+        from torch.utils.cpp_extension import CUDA_HOME  # looks where FlashInfer does
+
+        if CUDA_HOME is None:
+            return (
+                "builds its kernels with nvcc at first use, which is not there: install the CUDA "
+                "toolkit, or flashinfer-jit-cache"
+            )
+    return None
 
 
 class _Held(NamedTuple):
@@ -157,15 +179,17 @@ def _drop_empty(sizes: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
 
 
 def _parts(blocks: _Blocks) -> Iterator[slice]:
-    """Give runs of heads whose lists of kept key tokens stay within bounds together."""
+    """Give runs of heads whose query blocks and lists of kept key tokens stay within bounds
+    together."""
     # One head at a time: whole numbers are added, because no device multiplies them.
     lengths = [
         int(torch.where(keep, sizes, 0).sum())
         for keep, sizes in zip(blocks.keep, blocks.key_sizes, strict=True)
     ]
+    most = max(1, _MOST_ROWS // blocks.keep.shape[1])
     start = length = 0
     for head, more in enumerate(lengths):
-        if head > start and length + more > _LONGEST_LIST:
+        if head - start == most or (head > start and length + more > _LONGEST_LIST):
             yield slice(start, head)
             start, length = head, 0
         length += more
@@ -180,10 +204,10 @@ def _merge(output: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple
     return (share * output + more_share * more).to(output.dtype), total
 
 
-def _mean_part(
+def _kernel_part(
     query: Tensor, key: Tensor, value: Tensor, plan: BlockPlan, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of the mean terms alone."""
+    """Return output and log-sum-exp of the terms alone, from our kernel."""
     from svoo.kernels.triton.sparse import sparse_attention
 
     output, lse = sparse_attention(
@@ -195,10 +219,10 @@ def _mean_part(
         query_sizes=plan.query_sizes,
         key_sizes=plan.key_sizes,
         keep=plan.keep,
-        compensate=compensated(plan.terms),
+        terms=plan.terms,
         scale=scale,
         return_lse=True,
-        only_compensation=True,
+        only_terms=True,
     )
     assert lse is not None  # asked for
     return output, lse

@@ -1,14 +1,11 @@
-"""Block-sparse attention on a GPU with our own Triton kernels, compensation included."""
+"""Block-sparse attention on a GPU with our own Triton kernels, terms included."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from torch import Tensor
 
 from svoo.backends.base import Attention, Workspace
 from svoo.core.plan import BlockPlan
-from svoo.core.terms import MeanTerms, compensated
 from svoo.kernels.triton import NEEDS
 
 
@@ -17,7 +14,7 @@ class TritonBackend:
     run."""
 
     name = "triton"
-    needs = replace(NEEDS, terms=(MeanTerms,))
+    needs = NEEDS
 
     def why_not(self, query: Tensor, plan: BlockPlan) -> str | None:
         """Return what the kernels need and do not have."""
@@ -46,7 +43,7 @@ class TritonBackend:
             query_sizes=plan.query_sizes,
             key_sizes=plan.key_sizes,
             keep=plan.keep,
-            compensate=compensated(plan.terms),
+            terms=plan.terms,
             scale=scale,
             return_lse=return_lse,
         )

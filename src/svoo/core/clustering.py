@@ -37,12 +37,14 @@ class Clusters:
     """One side's clusters: labels `[B, H, N]` (int64), centroids `[B, H, C, D]`, sizes `[B, H, C]`
     (int64).
 
-    An empty cluster has size 0 and a centroid that nothing should read.
+    An empty cluster has size 0 and a centroid that nothing should read. `order` `[B, H, N]` is the
+    stable order that brings labels together, where it was needed anyway.
     """
 
     labels: Tensor
     centroids: Tensor
     sizes: Tensor
+    order: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from svoo.core.validate import (
 
 _SORTED_ELEMENTS = 1 << 22  # logits held at a time
 _BINNED_ELEMENTS = 1 << 19  # fewer: they stay in a core's cache from one pass to the next
+_BINNED_ELEMENTS_ELSEWHERE = 1 << 24  # on a GPU a launch costs more: 200 MB
 BIN_WIDTH = 1 / 32  # of a logit
 _BINS = 1024  # 32 nats below a row's largest weight, where float32 has nothing left to add
 
@@ -66,11 +67,13 @@ def required_density(
         query = query.index_select(2, picked)
     dtype = accumulation_dtype(query)
     scaled = query.to(dtype) * default_scale(query, scale)
-    wanted = torch.tensor(masses, dtype=torch.float64, device=query.device)
+    wanted = torch.tensor(masses, dtype=torch.float64)
+    heads = zip(scaled.flatten(0, 1), key.flatten(0, 1), strict=True)
     count = _count_by_sorting if exact else _count_in_bins
-    heads = zip(scaled.flatten(0, 1), key.to(dtype).flatten(0, 1), strict=True)
-    counts = torch.stack([count(*head, wanted) for head in heads])  # [B * H, rows, masses]
-    fraction = torch.where(wanted < 1, counts, keys).unflatten(0, query.shape[:2]).to(dtype) / keys
+    # [B * H, rows, masses]; a head at a time in float32, not all
+    counts = torch.stack([count(one, other.to(dtype), wanted) for one, other in heads])
+    fraction = torch.where((wanted < 1).to(counts.device), counts, keys)
+    fraction = fraction.unflatten(0, query.shape[:2]).to(dtype).to(query.device) / keys
     value = fraction.mean(dim=2)
     if rows is None or picked is None:
         error = torch.zeros_like(value)
@@ -86,20 +89,23 @@ def required_density(
 def _count_by_sorting(query: Tensor, key: Tensor, masses: Tensor) -> Tensor:
     """Return how many keys `[M, D]` each row of a scaled query `[rows, D]` needs, `[rows,
     masses]`."""
+    wanted = masses.to(key.dtype).to(key.device)  # rounded first: not every device has float64
     counts = []
     for part in query.split(max(1, _SORTED_ELEMENTS // len(key))):
         weights = (part @ key.T).softmax(dim=-1)
         reached = weights.sort(dim=-1, descending=True).values.cumsum(dim=-1)
-        below = torch.searchsorted(reached, masses.to(reached).repeat(len(part), 1))
+        below = torch.searchsorted(reached, wanted.repeat(len(part), 1))
         counts.append((below + 1).clamp(max=len(key)))
     return torch.cat(counts)
 
 
 def _count_in_bins(query: Tensor, key: Tensor, masses: Tensor) -> Tensor:
-    """Do the same to the resolution of a histogram, every weight taken as its bin's middle."""
+    """Do the same to the resolution of a histogram, every weight taken as its bin's middle. The
+    histograms are read on the CPU: not every device has float64."""
     # In bins below the row's largest logit, once its least is taken off.
     depth = query / -BIN_WIDTH
-    chunk = max(1, _BINNED_ELEMENTS // max(len(key), _BINS))
+    held = _BINNED_ELEMENTS if query.device.type == "cpu" else _BINNED_ELEMENTS_ELSEWHERE
+    chunk = max(1, held // max(len(key), _BINS))
     below = key.new_empty(min(chunk, len(query)), len(key))
     place = torch.empty_like(below, dtype=torch.int64)
     one = key.new_ones(1)
@@ -110,7 +116,7 @@ def _count_in_bins(query: Tensor, key: Tensor, masses: Tensor) -> Tensor:
         index = place[: len(part)].copy_(here)
         histogram = key.new_zeros(len(part), _BINS)
         histogram.scatter_add_(1, index, one.expand(index.shape))
-        counts.append(_read_histogram(histogram.double(), masses))
+        counts.append(_read_histogram(histogram.cpu().double(), masses))
     return torch.cat(counts)
 
 

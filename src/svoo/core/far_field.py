@@ -101,6 +101,12 @@ def see_blocks(
         return FarField(
             *cpp.see_blocks(query_mean, key_mean, key, value, key_order, key_sizes, scale)
         )
+    if by == "triton":
+        from svoo.kernels.triton.far_field import look
+
+        log_sum, looked = look(query_mean, key_mean, key, value, key_order, key_sizes, scale=scale)
+        # In the tokens' dtype: another copy of the largest array there is would double it.
+        return FarField(log_sum, looked, looked.norm(dim=-1).to(log_sum.dtype))
     dtype = accumulation_dtype(key)
     means, centres = query_mean.to(dtype), key_mean.to(dtype)
     batch, heads, queries, size = means.shape

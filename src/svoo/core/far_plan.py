@@ -2,24 +2,108 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from svoo.core.clustering import Implementation, choose_implementation
 from svoo.core.far_field import (
+    FarField,
+    Moments,
     expected_error,
     find_moments,
     keep_by_error,
     see_blocks,
     term_weights,
 )
-from svoo.core.far_groups import group_keys, group_terms, grouping_error
+from svoo.core.far_groups import (
+    KeyGroups,
+    distances_from_groups,
+    group_keys,
+    group_terms,
+    grouping_error,
+)
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan, add_text, sort_labels
-from svoo.core.terms import FarTerms
+from svoo.core.terms import FarTerms, GroupTerms
 from svoo.core.validate import default_scale, inference_only
+from svoo.kernels.cpp import far_field as cpp
+
+
+@dataclass(frozen=True, eq=False)
+class Tiers:
+    """Blocks that are kept, and blocks with a term of their own, bool `[B, H, Cq, Ck]`; terms that
+    the others share."""
+
+    keep: Tensor
+    middle: Tensor
+    groups: GroupTerms | None
+
+
+def choose_tiers(
+    seen: FarField,
+    query: Moments,
+    key: Moments,
+    value: Moments,
+    *,
+    tolerance: float,
+    weight: Tensor,
+    groups: int,
+    scale: float,
+    by: Implementation,
+) -> Tiers:
+    """Return the tiers of every query block, as `plan_far_field` says; weight `[H]`, groups=0: no
+    third tier."""
+    token = seen.value.dtype
+    query_mean, key_mean = query.mean.to(token), key.mean.to(token)
+    key_groups = group_keys(key, value, groups) if groups else None
+    if by == "cpp":
+        return _choose_in_cpp(
+            seen, query, key, value, key_groups, tolerance=tolerance, weight=weight, scale=scale
+        )
+    shares = term_weights(query_mean, key_mean, seen.bias, scale=scale)
+    error = expected_error(shares.weights, query, key, value, seen.length, scale=scale)
+    keep = keep_by_error(error, key.sizes, tolerance, weight)
+    middle = ~keep & (key.sizes > 0).unsqueeze(2)
+    if key_groups is None:
+        return Tiers(keep, middle, None)
+    loss = grouping_error(shares.weights, query, key, value, key_groups, scale=scale)
+    far = middle & (loss * weight.to(loss).view(-1, 1, 1) < tolerance)
+    terms = group_terms(far, shares, query_mean, key_mean, value, key_groups, scale=scale)
+    return Tiers(keep, middle & ~far, terms)
+
+
+def _choose_in_cpp(
+    seen: FarField,
+    query: Moments,
+    key: Moments,
+    value: Moments,
+    groups: KeyGroups | None,
+    *,
+    tolerance: float,
+    weight: Tensor,
+    scale: float,
+) -> Tiers:
+    token = seen.value.dtype
+    means = query.mean.to(token).float(), key.mean.to(token).float(), value.mean
+    logits = means[0] @ means[1].transpose(2, 3) * scale
+    spreads = (query.variance * scale**2) @ key.variance.transpose(2, 3)
+    shared: tuple[Tensor, ...] = ()
+    if groups is not None:
+        apart = distances_from_groups(query, key, value, groups, scale=scale)
+        shared = (apart[0], groups.labels, value.mean.norm(dim=-1), apart[1])
+    keep, middle, *terms = cpp.choose_tiers(
+        (logits, seen.bias, spreads, seen.length, value.spread, key.sizes),
+        means,
+        weight,
+        shared,
+        0 if groups is None else groups.key.shape[2],
+        scale=scale,
+        tolerance=tolerance,
+        token=token,
+    )
+    return Tiers(keep, middle, None if groups is None else GroupTerms(*terms))
 
 
 @inference_only
@@ -62,18 +146,19 @@ def plan_far_field(
     # Rounded before the bias is made: backends multiply rounded means, and both have to cancel.
     query_mean, key_mean = queries.mean.to(query.dtype), keys.mean.to(query.dtype)
     seen = see_blocks(query_mean, key_mean, key, value, key_order, key_sizes, scale=factor, by=by)
-    shares = term_weights(query_mean, key_mean, seen.bias, scale=factor)
-    error = expected_error(shares.weights, queries, keys, values, seen.length, scale=factor)
-    keep = keep_by_error(error, key_sizes, tolerance, weight)
-    middle = ~keep & (key_sizes > 0).unsqueeze(2)
-    third = None
-    if groups:
-        key_groups = group_keys(keys, values, groups)
-        loss = grouping_error(shares.weights, queries, keys, values, key_groups, scale=factor)
-        far = middle & (loss * weight.to(loss).view(-1, 1, 1) < tolerance)
-        middle = middle & ~far
-        third = group_terms(far, shares, query_mean, key_mean, values, key_groups, scale=factor)
-    terms = FarTerms(middle, seen.bias.float(), seen.value, third)
+    tiers = choose_tiers(
+        seen,
+        queries,
+        keys,
+        values,
+        tolerance=tolerance,
+        weight=weight,
+        groups=groups,
+        scale=factor,
+        by=by,
+    )
+    terms = FarTerms(tiers.middle, seen.bias.float(), seen.value, tiers.groups)
+    keep = tiers.keep
     plan = BlockPlan(query_order, key_order, query_sizes, key_sizes, keep, terms, check=False)
     return plan if layout is None else add_text(plan, layout, check=False)
 

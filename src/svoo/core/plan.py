@@ -161,9 +161,12 @@ def plan_from_clusters(
     """Make a plan from clusters of the video tokens and keep `[B, H, Cq, Ck]`, with mean terms or
     none, and the text and padding of a layout."""
     terms = MeanTerms(clusters.key.sizes > 0) if compensate else None
-    plan = BlockPlan.from_labels(
-        clusters.query.labels, clusters.key.labels, keep, terms, check=False
+    query_order, key_order = (
+        sort_labels(side.labels, side.sizes.shape[2])[0] if side.order is None else side.order
+        for side in (clusters.query, clusters.key)
     )
+    query_sizes, key_sizes = clusters.query.sizes, clusters.key.sizes
+    plan = BlockPlan(query_order, key_order, query_sizes, key_sizes, keep, terms, check=False)
     return plan if layout is None else add_text(plan, layout, check=False)
 
 

@@ -13,6 +13,9 @@ from torch import Tensor
 from svoo.core.clustering import CoClusters
 from svoo.core.validate import check_budgets, check_mass, default_scale, inference_only
 
+_WHOLE = 1 << 40
+_BITS, _MASS_BITS = 28, 20  # with 16,384 blocks a product has 62
+
 BudgetUnit = Literal["tokens", "clusters", "whole clusters"]
 """What a budget is a fraction of: key tokens; key clusters, rounded up or down."""
 BlockScore = Callable[[CoClusters, Tensor, float], Tensor]
@@ -98,8 +101,8 @@ def select_blocks(
     order = falling_order(ranking)
     non_empty = (sizes > 0).sum(dim=-1)  # [B, H, 1]
     if mass < 1:
-        reached = coarse.gather(-1, order).cumsum(dim=-1)
-        count = ((reached < mass).sum(dim=-1) + 1).minimum(non_empty)
+        reached = _whole(coarse).gather(-1, order).cumsum(dim=-1)
+        count = ((reached < math.ceil(mass * _WHOLE)).sum(dim=-1) + 1).minimum(non_empty)
     else:
         count = non_empty.expand(order.shape[:3])
     if budgets is not None:
@@ -123,10 +126,15 @@ def keep_mass(weights: Tensor, mass: float, least: int = 1) -> Tensor:
     """Return the largest of weights `[..., C]` while the sum before an entry is below `mass` of
     the row's, and at least so many, as bool `[..., C]`; of equal ones the first."""
     order = falling_order(weights)
-    sorted_weights = weights.gather(-1, order)
-    before = sorted_weights.cumsum(dim=-1) - sorted_weights
+    # Whole numbers, see `_whole`, after a factor that is a power of two and so rounds nothing.
+    _, exponent = torch.frexp(weights.amax(dim=-1, keepdim=True).float())
+    wide = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    whole = torch.ldexp(wide, _BITS - exponent).round().long()
+    shares = whole.gather(-1, order)
+    before = shares.cumsum(dim=-1) - shares
     ranks = torch.arange(order.shape[-1], device=order.device)
-    first = (before < mass * weights.sum(dim=-1, keepdim=True)) | (ranks < least)
+    limit = math.ceil(mass * (1 << _MASS_BITS)) * whole.sum(dim=-1, keepdim=True)
+    first = (before << _MASS_BITS < limit) | (ranks < least)
     return torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, order, first)
 
 
@@ -158,6 +166,12 @@ def falling_order(ranking: Tensor) -> Tensor:
     rank = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()
     places = torch.arange(blocks, device=ranking.device)
     return torch.from_numpy(np.sort((places - (rank << 16)).numpy(), axis=-1)) & 0xFFFF
+
+
+def _whole(weights: Tensor) -> Tensor:
+    """Return weights in [0, 1] as whole numbers: their sums are the same in any order, on every
+    device, and allowed where torch is told to be deterministic."""
+    return (weights * _WHOLE).round().long()
 
 
 def _allowed(budget: Tensor, sizes: Tensor, order: Tensor, unit: BudgetUnit) -> Tensor:

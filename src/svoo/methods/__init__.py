@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from svoo.errors import ConfigError
+from svoo.methods.adacluster import AdaClusterConfig
 from svoo.methods.adaspa import AdaSpaConfig
 from svoo.methods.base import MethodConfig
 from svoo.methods.bsa import BSAConfig
@@ -20,6 +21,7 @@ from svoo.methods.sol import SolConfig
 from svoo.methods.spargeattn import SpargeAttnConfig
 from svoo.methods.sparsepr import SparsePRConfig
 from svoo.methods.sta import STAConfig
+from svoo.methods.svg1 import SVG1Config
 from svoo.methods.svg2 import SVG2Config
 from svoo.methods.svg_ear import SVGEARConfig
 from svoo.methods.svoo.config import SVOOConfig
@@ -155,6 +157,13 @@ METHODS: tuple[MethodRow, ...] = (
         "dropped",
     ),
     MethodRow(
+        "svg1",
+        SVG1Config,
+        "Sparse VideoGen, arXiv 2502.01776",
+        "a band in the order of space or of time, per head",
+        "dropped",
+    ),
+    MethodRow(
         "svg2",
         SVG2Config,
         "Sparse VideoGen2, arXiv 2505.18875",
@@ -174,6 +183,13 @@ METHODS: tuple[MethodRow, ...] = (
         "ClusterAttention, arXiv 2608.26965",
         "a share of equal-size clusters, made in the other side's metric",
         "one term per left-out block",
+    ),
+    MethodRow(
+        "adacluster",
+        AdaClusterConfig,
+        "AdaCluster, arXiv 2604.18348",
+        "the best key clusters by their centroids",
+        "dropped",
     ),
     MethodRow(
         "sparsepr",

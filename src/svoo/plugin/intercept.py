@@ -137,7 +137,13 @@ def _call_layer(
     return layer.attend(query, key, value, mask, scale)
 
 
-@torch.library.custom_op("svoo::attend", mutates_args=())
+# A CUDA graph would freeze what the first replayed step decided; torch 2.7 has no such tag.
+_UNSAFE = getattr(torch.Tag, "cudagraph_unsafe", None)
+
+
+@torch.library.custom_op(
+    "svoo::attend", mutates_args=(), tags=() if _UNSAFE is None else (_UNSAFE,)
+)
 def _attend_in_graph(
     query: Tensor,
     key: Tensor,

@@ -17,7 +17,7 @@ from svoo.core.plan import BlockPlan, add_text
 from svoo.core.quality import recall
 from svoo.core.terms import MeanTerms
 from svoo.core.validate import check_tokens, default_scale, inference_only
-from svoo.errors import ConfigError, StrictError
+from svoo.errors import ConfigError, SlowBackendError, StrictError
 from svoo.methods.base import Call, Corrected, Dense, MethodConfig, Run, unknown
 from svoo.profiles.profile import Profile
 from svoo.session.stats import LayerCounter, RunStats, Statistics
@@ -79,6 +79,7 @@ class Session:
         )
         self.method = config.start(self.run)
         self.observer: Observer | None = None
+        self._slow: dict[tuple[torch.device, torch.dtype, int], Dense] = {}
 
     @inference_only
     def attend(
@@ -120,6 +121,9 @@ class Session:
             scale=scale,
         )
         tokens = query, key, value
+        kind = query.device, query.dtype, query.shape[3]
+        if kind in self._slow:  # found out before: nothing needs to be planned
+            return self.attend_densely(tokens, call, self._slow[kind], dense)
         groups = self._head_groups(query, key)
         decisions = []
         for heads in groups:
@@ -129,7 +133,11 @@ class Session:
             if isinstance(decision, Dense):
                 return self.attend_densely(tokens, call, decision, dense)
             part = query[:, heads], key[:, heads], value[:, heads]
-            decisions.append(self._run(part, here, decision, counter))
+            try:
+                decisions.append(self._run(part, here, decision, counter))
+            except SlowBackendError as error:
+                self._slow[kind] = Dense(str(error))
+                return self.attend_densely(tokens, call, self._slow[kind], dense)
         counter.sparse_calls += 1
         counter.density.add(torch.cat([density for _, density in decisions]))
         if len(decisions) == 1:

@@ -32,9 +32,10 @@ class Stopwatch:
         """Time what is done inside."""
         if device.type == "cuda":
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
+            stream = torch.cuda.current_stream(device)  # not that of the current device
+            start.record(stream)
             yield
-            end.record()
+            end.record(stream)
             self._events[name].append((start, end))
         else:
             begin = time.perf_counter()

@@ -10,6 +10,7 @@ from svoo.kernels.cpp.bindings import (
     Centroids,
     FarField,
     Moments,
+    Tiers,
     point_to,
 )
 from svoo.kernels.cpp.build import SOURCE
@@ -24,7 +25,7 @@ def test_a_pointer_says_where_the_tokens_are() -> None:
     assert ctypes.cast(found.data, ctypes.POINTER(ctypes.c_float))[0] == tokens[0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("structure", [Attention, Assignment, Centroids, Moments, FarField])
+@pytest.mark.parametrize("structure", [Attention, Assignment, Centroids, Moments, FarField, Tiers])
 def test_fields_stand_in_the_order_of_the_source(structure: type[ctypes.Structure]) -> None:
     text = SOURCE.with_name("calls.h").read_text()
     body = text[text.index(f"struct {structure.__name__} {{") :]

@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import Case, cases, far_apart, normal
+from making import Case, cases, examples, far_apart, normal
 from torch import Tensor
 
 from svoo.kernels.triton.assign import assign, multiply_adds
@@ -19,7 +19,7 @@ def exact_scores(tokens: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     return tokens.double() @ weights.transpose(2, 3) + bias.double().unsqueeze(2)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     case=cases(max_tokens=50, sizes=(5, 32, 64, 96, 128)),
     dtype=st.sampled_from((torch.bfloat16, torch.float16, torch.float32)),

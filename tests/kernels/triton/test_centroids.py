@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import Case, cases, chance, far_apart, normal
+from making import Case, cases, chance, examples, far_apart, normal
 
 from svoo.core import clustering
 from svoo.kernels.triton.centroids import ROWS, fill_means, update_centroids
@@ -10,7 +10,7 @@ from svoo.kernels.triton.centroids import ROWS, fill_means, update_centroids
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     case=cases(max_tokens=3 * ROWS, sizes=(5, 32, 64, 96, 128)),
     dtype=st.sampled_from((torch.bfloat16, torch.float16, torch.float32)),
@@ -23,7 +23,8 @@ def test_it_is_the_torch_form(kernel_device: torch.device, case: Case, dtype: to
     )  # a block or two are empty
     old = normal(case.batch, case.heads, case.query_blocks + 3, case.size).to(kernel_device)
     expected = clustering.update_centroids(tokens, labels, old, by="torch")
-    means, sizes = update_centroids(tokens, labels, old)
+    means, sizes, order = update_centroids(tokens, labels, old)
+    assert torch.equal(order, labels.argsort(dim=-1, stable=True))
     assert torch.equal(sizes, expected.sizes)
     assert means.dtype == torch.float32
     torch.testing.assert_close(means, expected.centroids, atol=2e-6, rtol=2e-6)

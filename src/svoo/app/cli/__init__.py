@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from svoo.app.cli import (
+    bench,
     compare,
     demo,
     doctor,
@@ -39,6 +40,7 @@ for command in (
     show,
     demo,
     doctor,
+    bench,
     methods,
     models,
     weights,

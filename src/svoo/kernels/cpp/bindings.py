@@ -96,6 +96,20 @@ class FarField(ctypes.Structure):
     )
 
 
+class Tiers(ctypes.Structure):
+    """Blocks to be kept, given a term, or grouped; the pieces of work are query blocks."""
+
+    _fields_ = (
+        *_pointers("logits", "bias", "spreads", "lengths", "group_spreads", "deviations"),
+        *_pointers("value_lengths", "value_distances", "sizes", "labels"),
+        *_pointers("query_means", "key_means", "value_means", "weights", "keep", "middle"),
+        *_pointers("group_bias", "group_keys", "group_values"),
+        *_numbers("pairs", "heads", "size", "query_blocks", "key_blocks", "groups"),
+        *(("scale", ctypes.c_double), ("tolerance", ctypes.c_double)),
+        *_numbers("next_row", "failures"),
+    )
+
+
 def padded_size(size: int) -> int:
     """Return the numbers of a packed row: as in tiles.h."""
     return -(-size // 32) * 32

@@ -76,3 +76,20 @@ struct FarField {
     double scale;
     std::atomic<int64_t> next_stretch, failures;
 };
+
+struct Tiers {
+    const float *logits, *bias;      // [batch, heads, query blocks, key blocks]: q.c * scale, log S
+    const float *spreads, *lengths;  // the same shape: variance of logits, |V|
+    const float *group_spreads;      // the same shape, or null: variance of logits from the group's
+    const float *deviations;         // [batch, heads, key blocks]: of values inside a block
+    const float *value_lengths, *value_distances;  // the same shape: |v|, |v - v of the group|
+    const int64_t *sizes, *labels;   // the same shape: of key blocks; their groups
+    const float *query_means, *key_means, *value_means;  // [batch, heads, blocks, size]
+    const float *weights;            // [heads]
+    uint8_t *keep, *middle;          // [batch, heads, query blocks, key blocks]
+    float *group_bias;               // [batch, heads, query blocks, groups]
+    void *group_keys, *group_values; // the same shape, size: numbers as the tokens are
+    int64_t pairs, heads, size, query_blocks, key_blocks, groups;
+    double scale, tolerance;
+    std::atomic<int64_t> next_row, failures;
+};

@@ -3,12 +3,23 @@
 // Every entry point is called by all threads at once; each takes pieces of work until none is left,
 // and one that finds no memory counts itself in `failures`.
 
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <utility>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "calls.h"
 
 #pragma GCC visibility push(hidden)  // what is not exported is inlined and called directly
 #include "attention.h"
 #include "clusters.h"
 #include "far_field.h"
+#include "tiers.h"
 #pragma GCC visibility pop
 
 extern "C" {
@@ -27,6 +38,8 @@ void update_centroids_float32(Centroids *call) { update_centroids<float>(*call);
 void update_centroids_bfloat16(Centroids *call) { update_centroids<BFloat16>(*call); }
 void find_moments_float32(Moments *call) { find_moments<float>(*call); }
 void find_moments_bfloat16(Moments *call) { find_moments<BFloat16>(*call); }
+void choose_tiers_float32(Tiers *call) { choose_tiers<float>(*call); }
+void choose_tiers_bfloat16(Tiers *call) { choose_tiers<BFloat16>(*call); }
 void see_blocks_float32(FarField *call) { see_blocks<float>(*call); }
 void see_blocks_bfloat16(FarField *call) { see_blocks<BFloat16>(*call); }
 }

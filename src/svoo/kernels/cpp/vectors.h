@@ -55,6 +55,17 @@ inline bool any_above(Vector x, Vector y) {
 #endif
 }
 
+inline Vector square_root(Vector x) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_sqrt_ps((__m512)x);
+#elif defined(__AVX2__)
+    return (Vector)_mm256_sqrt_ps((__m256)x);
+#else
+    for (int lane = 0; lane < LANES; lane++) x[lane] = std::sqrt(x[lane]);
+    return x;
+#endif
+}
+
 inline float add_lanes(Vector x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)x);
@@ -129,6 +140,21 @@ inline void store_part(Vector x, Number *row, int64_t d, int64_t size) {
     Number part[LANES];
     store(x, part);
     if (d < size) memcpy(row + d, part, (size - d) * sizeof *row);
+}
+
+// The same past the caches, for much memory that is not read soon.
+template <typename Number>
+inline void stream_part(Vector x, Number *row, int64_t d, int64_t size) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(Number) == 4)
+        if (d + LANES <= size && (uintptr_t)(row + d) % sizeof x == 0)
+            return _mm512_stream_ps((float *)row + d, (__m512)x);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(Number) == 4)
+        if (d + LANES <= size && (uintptr_t)(row + d) % sizeof x == 0)
+            return _mm256_stream_ps((float *)row + d, (__m256)x);
+#endif
+    store_part(x, row, d, size);
 }
 
 // Round float32 numbers as if they were stored as Number.

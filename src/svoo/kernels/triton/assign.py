@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from svoo.core.layout import dense_rows
-from svoo.kernels.triton.launch import Launch, interpreted, multiply, padded
-from svoo.kernels.triton.tiles import Tile, assignment_tile
+from svoo.kernels.triton.launch import Launch, multiply, padded, products
+from svoo.kernels.triton.tiles import Tile, architecture_of, assignment_tile
 
 
 def assign(
@@ -32,7 +32,7 @@ def assign(
     factor = torch.ldexp(torch.ones_like(exponent, dtype=weights.dtype), -exponent)
     weights = weights * factor[:, :, None, None]
     bias = bias * factor[:, :, None]
-    tile = tile or assignment_tile(tokens.dtype)
+    tile = tile or assignment_tile(architecture_of(tokens.device), tokens.dtype)
     plan_launch(tokens, weights.to(tokens.dtype), bias, labels, tile).run()
     return labels
 
@@ -58,7 +58,7 @@ def plan_launch(
         "WIDTH": padded(size),
         "ROWS": tile.rows,
         "COLUMNS": tile.columns,
-        "UPCAST": interpreted(),
+        "PRODUCTS": products(tile),
     }
     grid = (triton.cdiv(count, tile.rows), batch * heads)
     return Launch(_assign, grid, arguments, tile.warps, tile.stages)
@@ -87,7 +87,7 @@ def _assign(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    UPCAST: tl.constexpr,
+    PRODUCTS: tl.constexpr,
 ):
     pair = tl.program_id(1).to(tl.int64)  # 64 bits: the offsets below can pass 2^31
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -111,7 +111,7 @@ def _assign(
             mask=real[:, None] & (numbers < SIZE)[None, :],
             other=0.0,
         )
-        scores = multiply(own, tl.trans(others), UPCAST)
+        scores = multiply(own, tl.trans(others), PRODUCTS)
         scores += tl.load(bias + columns, mask=real, other=float("-inf"))[None, :]
         top, place = tl.max(scores, axis=1, return_indices=True)
         better = top > best  # strictly: an equal score further on does not win

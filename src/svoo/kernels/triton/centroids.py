@@ -17,8 +17,9 @@ from svoo.kernels.triton.launch import Launch, padded
 ROWS = 32
 
 
-def update_centroids(tokens: Tensor, labels: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each cluster's mean `[B, H, C, D]`, in the dtype of `old`, and size `[B, H, C]`.
+def update_centroids(tokens: Tensor, labels: Tensor, old: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each cluster's mean `[B, H, C, D]`, in the dtype of `old`, its size `[B, H, C]`, and
+    the order `[B, H, N]` that brings labels together.
 
     tokens `[B, H, N, D]`, labels `[B, H, N]`; a cluster without tokens keeps its `old` centroid.
     """
@@ -30,7 +31,7 @@ def update_centroids(tokens: Tensor, labels: Tensor, old: Tensor) -> tuple[Tenso
     sizes = torch.searchsorted(ordered, bounds).diff(dim=-1)
     means = old.clone(memory_format=torch.contiguous_format)
     fill_means(tokens, order, sizes, means)
-    return means, sizes
+    return means, sizes, order
 
 
 def fill_means(tokens: Tensor, order: Tensor | None, sizes: Tensor, means: Tensor) -> None:

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from svoo.kernels.triton.tiles import Tile
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -43,6 +45,11 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+def products(tile: Tile) -> str:
+    """Return how a kernel multiplies tiles, see `multiply`."""
+    return "upcast" if interpreted() else tile.products
+
+
 def padded(head_size: int) -> int:
     """Return the width of a tile that holds a head: a power of two, and at least what a tensor
     core takes."""
@@ -50,13 +57,14 @@ def padded(head_size: int) -> int:
 
 
 @triton.jit
-def multiply(a, b, UPCAST: tl.constexpr):
+def multiply(a, b, PRODUCTS: tl.constexpr):
     """Return the product of two tiles in float32.
 
-    The interpreter needs `UPCAST`: it would multiply the bits of bfloat16 numbers.
+    `PRODUCTS` says how float32 tiles are multiplied; others have one way. "upcast" is for the
+    interpreter, which would multiply the bits of bfloat16 numbers.
     """
-    if UPCAST:
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    # Three tf32 products give float32 tokens nearly float32 accuracy; others ignore it.
-    return tl.dot(a, b, input_precision="tf32x3")
+    if PRODUCTS == "upcast":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32))
+    if a.dtype == tl.float32:
+        return tl.dot(a, b, input_precision=PRODUCTS)
+    return tl.dot(a, b)

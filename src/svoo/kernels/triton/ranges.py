@@ -14,11 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from svoo.core.layout import plain
 from svoo.kernels.triton.launch import Launch
 
 PIECE = 16
 """Key tokens in a piece. A list holds one number a piece; a short last piece wastes 7.5 lanes of a
 block's on average."""
+GROUP = 8
+"""Pieces in the widest tile of the attention."""
 _CHUNK = 1024
 
 
@@ -32,14 +35,24 @@ class Pieces(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """For each query block the key pieces that it keeps: `entries` int32 `[B, H, Cq, P]`, of which
-    the first `counts` int32 `[B, H, Cq]` are filled.
+    """For each query block the key pieces that it keeps: `entries` int32 `[B, H, Cq, P + GROUP]`,
+    of which the first `counts` int32 `[B, H, Cq]` are filled.
 
-    An entry is PIECE * start + size - 1 of its piece.
+    An entry is twice the number of its piece. Behind the last one stand GROUP more that say the
+    same piece plus one: to be read, because a tile has room, but not to be counted.
     """
 
     entries: Tensor
     counts: Tensor
+
+
+class Lanes(NamedTuple):
+    """What the lanes of key pieces read: tokens int32 `[B, H, P * PIECE]`, in the original order,
+    and their biases float32 `[B, H, (1 + P) * PIECE]`: 0, or minus infinity behind the end of a
+    piece, where its last token stands again. The first PIECE biases are minus infinity."""
+
+    tokens: Tensor
+    bias: Tensor
 
 
 def cut(sizes: Tensor, length: int, tokens: int) -> Pieces:
@@ -56,11 +69,25 @@ def cut(sizes: Tensor, length: int, tokens: int) -> Pieces:
     return Pieces(block.int(), start.int(), size.int())
 
 
+def spread(keys: Pieces, order: Tensor | None) -> Lanes:
+    """Return the lanes of key pieces of length PIECE whose tokens stand in an order `[B, H, M]`
+    (None: as they are)."""
+    steps = torch.arange(PIECE, dtype=torch.int32, device=keys.size.device)
+    size = keys.size.unsqueeze(-1)
+    tokens = keys.start.unsqueeze(-1) + torch.minimum(steps, size - 1)
+    tokens = tokens.clamp(min=0).flatten(2)  # pieces that do not exist stand nowhere
+    if order is not None:
+        tokens = order.int().gather(2, tokens.clamp(max=order.shape[2] - 1).long())
+    bias = torch.zeros_like(tokens, dtype=torch.float32)
+    bias.masked_fill_((steps >= size).flatten(2), -torch.inf)
+    bias = torch.nn.functional.pad(bias, (PIECE, 0), value=-torch.inf)
+    return Lanes(tokens.contiguous(), bias)
+
+
 def keep_pieces(keys: Pieces, keep: Tensor) -> Kept:
-    """List the pieces of length PIECE whose blocks a query block keeps; keep is
-    `[B, H, Cq, Ck]`."""
+    """List the pieces whose blocks a query block keeps; keep is `[B, H, Cq, Ck]`."""
     batch, heads, query_blocks, _ = keep.shape
-    shape = (batch, heads, query_blocks, keys.block.shape[2])
+    shape = (batch, heads, query_blocks, keys.block.shape[2] + GROUP)
     kept = Kept(
         torch.empty(shape, dtype=torch.int32, device=keep.device),
         torch.empty(shape[:3], dtype=torch.int32, device=keep.device),
@@ -74,14 +101,13 @@ def plan_launch(keys: Pieces, keep: Tensor, kept: Kept) -> Launch:
     batch, heads, query_blocks, key_blocks = keep.shape
     arguments = {
         "block": keys.block,
-        "start": keys.start,
         "size": keys.size,
-        "keep": keep.contiguous(),
+        "keep": plain(keep),
         "entries": kept.entries,
         "counts": kept.counts,
         "pieces": keys.block.shape[2],
         "key_blocks": key_blocks,
-        "PIECE": PIECE,
+        "GROUP": GROUP,
         "CHUNK": _CHUNK,
     }
     return Launch(_keep_pieces, (query_blocks, batch * heads), arguments, warps=4, stages=3)
@@ -90,21 +116,21 @@ def plan_launch(keys: Pieces, keep: Tensor, kept: Kept) -> Launch:
 @triton.jit
 def _keep_pieces(
     block,
-    start,
     size,
     keep,
     entries,
     counts,
     pieces,
     key_blocks,
-    PIECE: tl.constexpr,
+    GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     pair = tl.program_id(1).to(tl.int64)  # 64 bits: the offsets below can pass 2^31
     row = pair * tl.num_programs(0) + tl.program_id(0)
     keep += row * key_blocks
-    entries += row * pieces
+    entries += row * (pieces + GROUP)
     found = 0
+    last = 0
     for first in range(0, pieces, CHUNK):
         places = first + tl.arange(0, CHUNK)
         inside = places < pieces
@@ -115,7 +141,8 @@ def _keep_pieces(
         )
         taken = (wanted != 0).to(tl.int32)
         ranks = found + tl.cumsum(taken, axis=0) - taken
-        entry = tl.load(start + here, mask=inside, other=0) * PIECE + length - 1
-        tl.store(entries + ranks, entry, mask=taken != 0)
+        tl.store(entries + ranks, 2 * places, mask=taken != 0)
         found += tl.sum(taken, axis=0)
+        last = tl.maximum(last, tl.max(places * taken, axis=0))
+    tl.store(entries + found + tl.arange(0, GROUP), tl.full([GROUP], 1, tl.int32) + 2 * last)
     tl.store(counts + row, found)

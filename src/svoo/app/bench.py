@@ -1,0 +1,138 @@
+"""Dense against sparse attention on this machine: a block of text to paste into an issue."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from svoo.backends import attend
+from svoo.core.plan import BlockPlan
+from svoo.core.random import seeded
+from svoo.methods.svoo.config import SVOOConfig
+from svoo.session.one_call import make_plan
+
+TOKENS = {"cuda": (8_192, 32_760, 75_600), "cpu": (1_024, 2_048, 4_096)}
+_GROUPS = 64  # places that synthetic tokens gather around
+_PARTS = 32  # of the queries, one of which is compared
+_TOLERANCE = 2e-2  # of the largest number: bfloat16 rounds weights and results
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size: milliseconds of dense attention, planning and sparse attention; the density of the
+    plan; the largest difference from dense where everything is kept, over the largest number."""
+
+    tokens: int
+    backend: str
+    density: float
+    dense: float
+    planning: float
+    sparse: float
+    difference: float
+
+    @property
+    def correct(self) -> bool:
+        """Whether a plan that keeps everything gave dense attention."""
+        return self.difference <= _TOLERANCE
+
+
+def measure(
+    device: torch.device,
+    *,
+    tokens: Sequence[int] | None = None,
+    heads: int | None = None,
+    size: int = 128,
+    budget: float = 0.2,
+) -> list[Row]:
+    """Time one layer of random clustered tokens at several sizes, after a check of the result."""
+    fast = device.type == "cuda"
+    dtype = torch.bfloat16 if fast else torch.float32
+    heads = heads or (10 if fast else 2)
+    config = SVOOConfig.paper().always_sparse()
+    config = replace(config, mass=budget)
+    return [
+        _measure(_tokens(count, heads, size, dtype, device), config)
+        for count in tokens or TOKENS["cuda" if fast else "cpu"]
+    ]
+
+
+def _measure(tokens: tuple[Tensor, Tensor, Tensor], config: SVOOConfig) -> Row:
+    query, key, value = tokens
+
+    def plan() -> BlockPlan:
+        return make_plan(query, key, value, config, generator=seeded(), check=False)
+
+    made = plan()
+    everything = replace(made, keep=torch.ones_like(made.keep), terms=None, check=False)
+    exact = scaled_dot_product_attention(query, key, value)
+    got, _, backend = attend(query, key, value, everything)
+    rows = slice(0, None, _PARTS)
+    apart = (got[:, :, rows].float() - exact[:, :, rows].float()).abs().amax()
+    return Row(
+        query.shape[2],
+        backend,
+        float(made.density().mean()),
+        _milliseconds(lambda: scaled_dot_product_attention(query, key, value), query.device),
+        _milliseconds(plan, query.device),
+        _milliseconds(lambda: attend(query, key, value, made), query.device),
+        float(apart / exact[:, :, rows].float().abs().amax()),
+    )
+
+
+def _tokens(
+    count: int, heads: int, size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query, key and value `[1, heads, count, size]` that gather around places."""
+    generator = seeded()
+    places = torch.randn(1, heads, _GROUPS, size, generator=generator)
+    which = torch.randint(_GROUPS, (1, heads, count), generator=generator)
+    centres = places.gather(2, which.unsqueeze(-1).expand(-1, -1, -1, size))
+    query, key, value = (
+        (factor * centres + torch.randn(centres.shape, generator=generator)).to(device, dtype)
+        for factor in (1.5, 1.5, 1.0)
+    )
+    return query, key, value
+
+
+def _milliseconds(call: Callable[[], object], device: torch.device, runs: int = 3) -> float:
+    """Return the least of a few runs, after one that warms up."""
+    best = math.inf
+    for run in range(runs + 1):
+        _wait(device)
+        start = time.perf_counter()
+        call()
+        _wait(device)
+        if run:
+            best = min(best, time.perf_counter() - start)
+    return 1e3 * best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def as_text(rows: Sequence[Row], device: torch.device) -> str:
+    """Return the rows with what they were measured on, as a block to paste."""
+    machine = platform.processor() or platform.machine()
+    if device.type == "cuda":
+        machine = torch.cuda.get_device_name(device)
+    lines = [
+        f"svoo bench: {machine}, torch {torch.__version__}, Python {platform.python_version()}",
+        "tokens backend    density  dense ms  plan ms  sparse ms  speed-up  result",
+    ]
+    for row in rows:
+        speed = row.dense / (row.planning + row.sparse)
+        verdict = "right" if row.correct else f"WRONG by {row.difference:.3f}"
+        lines.append(
+            f"{row.tokens:6d} {row.backend:10s} {row.density:7.3f}  {row.dense:8.2f} "
+            f"{row.planning:8.2f} {row.sparse:10.2f} {speed:8.2f}x  {verdict}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,175 @@
+"""SVG1 (Sparse VideoGen): a band in the order of space or of time, whichever suits a head."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from svoo.catalogue import find_model
+from svoo.core.bands import band_in_blocks, band_width, block_sizes, temporal_order
+from svoo.core.layout import VideoLayout
+from svoo.core.plan import BlockPlan
+from svoo.core.validate import accumulation_dtype, default_scale
+from svoo.methods.base import (
+    Call,
+    Dense,
+    Method,
+    MethodConfig,
+    Run,
+    require,
+    require_choice,
+    require_count,
+    require_number,
+)
+from svoo.methods.warm_up import sparse_videogen_warm_up, warm_up
+
+CLASSIFIED_ROWS = 10_000  # rows are drawn from the first so many
+
+
+@dataclass(frozen=True, kw_only=True)
+class SVG1Config(MethodConfig):
+    """Sparse VideoGen (arXiv 2502.01776; svg-project/Sparse-VideoGen 5ce7b01).
+
+    At every call each head is classified: `rows` random rows (with replacement, shared by all
+    heads) are attended exactly and under two masks, and the mask with the smaller squared error
+    wins, ties spatial. The masks are bands of blocks, |i - j| < 2 frames ("wan"; with the first
+    frame's columns) or 1.5 frames ("hunyuan"), in raster order (spatial) or in the order that has
+    the frames of a patch side by side (temporal). What runs is a band of its own, in the head's
+    order: as wide as `density` asks for, rounded up to whole blocks with the first T columns
+    ("wan"), or rounded down ("hunyuan").
+    """
+
+    name: ClassVar[str] = "svg1"
+
+    density: float = 0.3
+    rows: int = 64
+    family: Literal["wan", "hunyuan"] = "wan"
+    block: int = 128
+    dense_steps: int | float = 0.2
+    dense_layers: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, by name."""
+        super().__post_init__()
+        require_number("density", self.density, 0, 1)
+        require("density", self.density, "a share above 0", fits=self.density > 0)
+        require_count("rows", self.rows, 1)
+        require_count("block", self.block, 1)
+        require_choice("family", self.family, ("wan", "hunyuan"))
+
+    @classmethod
+    def for_model(cls, model: str) -> Self:
+        """Return the settings of the authors' script for a model."""
+        if find_model(model).name.startswith("hunyuan"):
+            return cls(density=0.25, family="hunyuan", **sparse_videogen_warm_up(model))
+        return cls(**sparse_videogen_warm_up(model))
+
+    def start(self, run: Run) -> Method:
+        """Return the method for a new video."""
+        return _SVG1Method(self, run)
+
+
+class Bands(NamedTuple):
+    """What a grid's plans have in common: the two orders `[2, N]` (spatial, temporal), the place
+    of each token in them, sizes `[blocks]` and keep `[blocks, blocks]`."""
+
+    orders: Tensor
+    places: Tensor
+    sizes: Tensor
+    keep: Tensor
+
+
+class _SVG1Method:
+    """SVG1 over a run: its bands are made once for each grid."""
+
+    def __init__(self, config: SVG1Config, run: Run) -> None:
+        self.config = config
+        self.run = run
+        self._bands: dict[tuple[int, int, int, int, torch.device], Bands] = {}
+
+    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:
+        config = self.config
+        dense = warm_up(config, self.run.steps, call)
+        if dense is not None:
+            return dense
+        layout = call.need_layout(self.config.name)
+        grid = (layout.frames, layout.height, layout.width, layout.text, query.device)
+        if grid not in self._bands:
+            made = make_bands(layout, config)
+            self._bands[grid] = Bands(*(part.to(query.device) for part in made))
+        bands = self._bands[grid]
+        with call.watch("selection"):
+            chance = call.chance(config.seed)
+            drawn = torch.randint(
+                min(CLASSIFIED_ROWS, layout.video), (config.rows,), generator=chance
+            )
+            rows = drawn.to(query.device, non_blocking=True)
+            masks = classifying_masks(rows, bands.places, layout, config)
+            errors = masked_errors(query, key, value, rows, masks, call.scale)
+            temporal = (errors[1] < errors[0]).unsqueeze(-1)
+            order = torch.where(temporal, bands.orders[1], bands.orders[0])
+        call.count("selection", config.rows / layout.video)
+        lead = query.shape[:2]
+        sizes = bands.sizes.expand(*lead, -1)
+        keep = bands.keep.expand(*lead, -1, -1)
+        return BlockPlan(order, order, sizes, sizes, keep, check=False)
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(part.nbytes for bands in self._bands.values() for part in bands)
+
+
+def make_bands(layout: VideoLayout, config: SVG1Config) -> Bands:
+    """Return the orders and the band that runs, in whole blocks, for a layout."""
+    tokens, block = layout.video, config.block
+    width = band_width(layout.tokens, config.density, layout.text) / block
+    frame = layout.height * layout.width
+    if config.family == "wan":
+        keep = band_in_blocks(tokens, block, math.ceil(width) * block, sink=frame)
+    else:  # strictly inside
+        keep = band_in_blocks(tokens, block, math.floor(width) * block - 1)
+    orders = torch.stack((torch.arange(tokens), temporal_order(layout)))
+    return Bands(orders, orders.argsort(dim=-1), block_sizes(tokens, block), keep)
+
+
+def classifying_masks(
+    rows: Tensor, places: Tensor, layout: VideoLayout, config: SVG1Config
+) -> Tensor:
+    """Return the two masks that heads are classified by, for rows `[R]`: bool `[2, R, N]`."""
+    frame = layout.height * layout.width
+    reach = 2 * frame if config.family == "wan" else 1.5 * frame
+    blocks = (places // config.block).int()  # [2, N]
+    apart = (blocks[:, rows].unsqueeze(-1) - blocks.unsqueeze(1)).abs_()
+    masks = apart < max(1, int(reach // config.block))
+    if config.family == "wan":
+        masks |= (places < frame).unsqueeze(1)
+    return masks
+
+
+def masked_errors(
+    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, masks: Tensor, scale: float | None
+) -> Tensor:
+    """Return the mean squared error of attention under each of masks `[2, R, N]` at rows `[R]`, of
+    query, key, value `[B, H, N, D]`: `[2, B, H]`; infinite where a mask holds none of the mass."""
+    dtype = accumulation_dtype(query)
+    scaled = query.index_select(2, rows).to(dtype) * default_scale(query, scale)
+    masks = masks.to(dtype)
+    # On a CPU one head at a time stays in cache; a GPU wants them all at once.
+    group = 1 if query.device.type == "cpu" else query.shape[1]
+    errors = []
+    for first in range(0, query.shape[1], group):
+        heads = slice(first, first + group)
+        wide = value[:, heads].to(dtype)
+        logits = scaled[:, heads] @ key[:, heads].to(dtype).transpose(2, 3)
+        weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
+        exact = weights @ wide / weights.sum(dim=-1, keepdim=True)
+        kept = torch.empty_like(weights)
+        for mask in masks:
+            torch.mul(weights, mask, out=kept)
+            output = kept @ wide / kept.sum(dim=-1, keepdim=True)
+            errors.append((output - exact).square_().mean(dim=(2, 3)).nan_to_num_(torch.inf))
+    return torch.stack((torch.cat(errors[::2], dim=1), torch.cat(errors[1::2], dim=1)))
