@@ -141,9 +141,9 @@ def _replaced(
 
 @contextmanager
 def stand_in_for_t5() -> Iterator[None]:
-    """Give the tests a tiny T5 of the same sizes where the hub's cannot be had.
+    """Give the tests a tiny T5 of our own where the hub's cannot be had.
 
-    Values that diffusers expects of the hub's then differ, on both sides.
+    Values that diffusers expects of the hub's may then differ, on both sides.
     """
 
     def wrap(load: Callable[..., Any], make: Callable[[], Any]) -> Callable[..., Any]:

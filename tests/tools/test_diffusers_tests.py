@@ -102,7 +102,6 @@ def test_a_folder_without_the_tests_is_refused(
 
 
 SMALL_TESTS = """
-import diffusers
 import pytest
 import tiny
 
@@ -124,8 +123,9 @@ def test_both_sides_are_run_and_compared(
     path = tmp_path / tool.PIPELINE_TESTS[0]
     path.parent.mkdir(parents=True)
     path.write_text(SMALL_TESTS)
+    find_tiny = f"pythonpath={Path(tiny.__file__).parent}"
     with pytest.raises(SystemExit) as ended:
-        tool.main([str(tmp_path), "--only", tool.PIPELINE_TESTS[0], "-o", "pythonpath=tests"])
+        tool.main([str(tmp_path), "--only", tool.PIPELINE_TESTS[0], "-o", find_tiny])
     assert re.fullmatch(r".*test_another: passed without svoo, failed with", str(ended.value.code))
     printed = capsys.readouterr().out
     assert "without svoo: 2 passed, 0 failed, 1 skipped; 0 sparse calls\n" in printed
