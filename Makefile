@@ -7,10 +7,10 @@ READY := $(VENV)/.ready
 # What users combine svoo with and only tests need; apart, because one of them prints at every import of diffusers.
 COMPANY := $(CURDIR)/$(VENV)/company
 
-.PHONY: help setup demo test test-gpu lint benchmark clean
+.PHONY: help setup demo test test-gpu test-diffusers lint benchmark clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 setup: $(READY) ## Create .venv and install the package with pinned constraints
 
@@ -34,6 +34,10 @@ $(COMPANY)/.ready: constraints.txt | setup
 
 test-gpu: setup ## Test and time the GPU kernels on this machine's CUDA device
 	@$(RUN) -m pytest -m gpu -n 0 -rs -W default
+
+test-diffusers: setup ## Run diffusers' own tests without svoo and with it (DIFFUSERS_TESTS=path/to/diffusers/tests)
+	@test -n "$(DIFFUSERS_TESTS)" || { echo "Set DIFFUSERS_TESTS to the folder tests of a checkout of diffusers." >&2; exit 2; }
+	@$(RUN) -m tools.diffusers_tests "$(DIFFUSERS_TESTS)"
 
 lint: setup
 	@$(RUN) -m ruff check .
