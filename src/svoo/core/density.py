@@ -102,7 +102,7 @@ def _count_by_sorting(query: Tensor, key: Tensor, masses: Tensor) -> Tensor:
 def _count_in_bins(query: Tensor, key: Tensor, masses: Tensor) -> Tensor:
     """Do the same to the resolution of a histogram, every weight taken as its bin's middle. The
     histograms are read on the CPU: not every device has float64."""
-    # In bins below the row's largest logit, once its least is taken off.
+    # Minus the logit, in bins: less the smallest of its row, how far it is below the largest.
     depth = query / -BIN_WIDTH
     held = _BINNED_ELEMENTS if query.device.type == "cpu" else _BINNED_ELEMENTS_ELSEWHERE
     chunk = max(1, held // max(len(key), _BINS))
