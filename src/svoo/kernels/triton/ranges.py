@@ -18,8 +18,8 @@ from svoo.core.layout import plain
 from svoo.kernels.triton.launch import Launch
 
 PIECE = 16
-"""Key tokens in a piece. A list holds one number per piece. The last piece of a block is on average
-half full: 7.5 of its 16 lanes do nothing."""
+"""Key tokens in a piece. A list holds one number per piece. The last piece of a block is half full
+on average: 7.5 of its 16 lanes do nothing."""
 GROUP = 8
 """Pieces in the widest tile of the attention."""
 _CHUNK = 1024
