@@ -6,8 +6,10 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 # What users combine svoo with and only tests need; apart, because one of them prints at every import of diffusers.
 COMPANY := $(CURDIR)/$(VENV)/company
+# The packages that build the site and the wheel; `make demo` does without.
+RELEASE := $(VENV)/.release-ready
 
-.PHONY: help setup demo test test-gpu test-diffusers lint benchmark clean
+.PHONY: help setup demo test test-gpu test-diffusers lint benchmark docs wheel test-comfyui figures clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -25,12 +27,23 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## Run the main job and show the result
 	@$(RUN) -m svoo demo --out out/demo
 
-test: setup lint $(COMPANY)/.ready ## Lint, type-check and test
+test: setup lint $(COMPANY)/.ready $(RELEASE) ## Lint, type-check and test, the site and the wheel too
 	@PYTHONPATH=$(COMPANY) $(RUN) -m pytest
 
 $(COMPANY)/.ready: constraints.txt | setup
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(COMPANY) --constraint constraints.txt torchao cache-dit
 	@touch $@
+
+$(RELEASE): pyproject.toml constraints.txt | setup
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs,release]'
+	@touch $@
+
+docs: $(RELEASE) ## Build the documentation site into out/site, without a network
+	@$(RUN) -m tools.docs
+	@echo "Open out/site/index.html"
+
+wheel: $(RELEASE) ## Build the wheel, install it into an empty environment and make a small video (75 s of CPU, 1.2 GB)
+	@$(RUN) -m tools.wheel out/wheel
 
 test-gpu: setup ## Test and time the GPU kernels on this machine's CUDA device
 	@$(RUN) -m pytest -m gpu -n 0 -rs -W default
@@ -38,6 +51,10 @@ test-gpu: setup ## Test and time the GPU kernels on this machine's CUDA device
 test-diffusers: setup ## Run diffusers' own tests without svoo and with it (DIFFUSERS_TESTS=path/to/diffusers/tests)
 	@test -n "$(DIFFUSERS_TESTS)" || { echo "Set DIFFUSERS_TESTS to the folder tests of a checkout of diffusers." >&2; exit 2; }
 	@$(RUN) -m tools.diffusers_tests "$(DIFFUSERS_TESTS)"
+
+test-comfyui: setup ## Run the node pack in a real ComfyUI (COMFYUI_PATH=path/to/ComfyUI, its environment in or beside it)
+	@test -n "$(COMFYUI_PATH)" || { echo "Set COMFYUI_PATH to a checkout of ComfyUI." >&2; exit 2; }
+	@$(RUN) -m tools.comfyui.check "$(COMFYUI_PATH)" $(if $(COMFYUI_PYTHON),--python "$(COMFYUI_PYTHON)")
 
 lint: setup
 	@$(RUN) -m ruff check .
@@ -48,6 +65,20 @@ benchmark: setup ## Time attention, clustering and interception against dense (k
 	@$(RUN) benchmarks/attention.py --out out/benchmarks
 	@$(RUN) benchmarks/clustering.py --out out/benchmarks
 	@$(RUN) benchmarks/intercept.py --out out/benchmarks
+
+figures: setup ## Make every figure of README and docs again: about ten hours on two idle cores; goes on where it stopped
+	@$(RUN) -m svoo weights lpips --quiet
+	@$(RUN) -m svoo weights scores --quiet
+	@$(RUN) -m svoo study all --out docs/report
+	@$(RUN) benchmarks/frontier.py --out docs/benchmarks
+	@$(RUN) benchmarks/frontier.py --out docs/benchmarks --held-out --name held_out
+	@$(RUN) benchmarks/methods.py --out docs/benchmarks --few
+	@$(RUN) benchmarks/methods.py --out docs/benchmarks --height 80 --width 144
+	@$(RUN) benchmarks/attention.py --out docs/benchmarks
+	@$(RUN) benchmarks/clustering.py --out docs/benchmarks
+	@$(RUN) benchmarks/intercept.py --out docs/benchmarks
+	@$(RUN) benchmarks/profiling.py --out docs/benchmarks
+	@$(RUN) benchmarks/mini_prompts.py --out docs/benchmarks
 
 clean: ## Remove the environment and everything generated
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,6 +9,7 @@ anything.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -171,12 +172,12 @@ def whole_method(tokens: int, heads: int, repeats: int) -> dict[str, Any]:
     dense attention."""
     query, key, value = clustered_tokens(1, heads, tokens, HEAD_SIZE, generator=seeded(0))
     budgets = required_density(query, key, rows=128).value
-    config = SVOOConfig()
+    config = SVOOConfig.mean_terms()
     dense = scaled_dot_product_attention(query, key, value)
     sparse = sparse_attention(query, key, value, config, budgets=budgets)
     error = float((sparse - dense).norm() / dense.norm())
     part = query[:, :, :2048], key[:, :, :2048], value[:, :, :2048]
-    exact = sparse_attention(*part, SVOOConfig(backend="reference"), budgets=budgets)
+    exact = sparse_attention(*part, replace(config, backend="reference"), budgets=budgets)
     gate("the whole method", sparse_attention(*part, config, budgets=budgets), exact, 2e-5)
     row = interleave(
         {
@@ -215,7 +216,8 @@ def memory(tokens: int) -> dict[str, int]:
     def method() -> Call:
         def call(count: int) -> Call:
             parts, budgets = random_tokens(count, 1), torch.tensor([0.2])
-            return lambda: sparse_attention(*parts, SVOOConfig(), budgets=budgets, check=False)
+            config = SVOOConfig.mean_terms()
+            return lambda: sparse_attention(*parts, config, budgets=budgets, check=False)
 
         call(few)()
         return call(tokens)
@@ -231,16 +233,40 @@ def memory(tokens: int) -> dict[str, int]:
     }
 
 
+def show_all_pairs(console: Console, heads: int, repeats: int) -> list[dict[str, Any]]:
+    """Time the kernel with all pairs kept against SDPA, and print the table."""
+    all_pairs = [
+        compare_dense(size, block, 7488, heads, repeats)
+        for size in (32, 64, 128)
+        for block in (192, 84, 48, 16)
+    ]
+    table = Table(title="all pairs kept, 7,488 tokens: seconds")
+    for name in ("head size", "query block", "SDPA", "cpp", "cpp / SDPA"):
+        table.add_column(name, justify="right")
+    for row in all_pairs:
+        times = (f"{row[name]:.3f}" for name in ("dense_seconds", "cpp_seconds", "of_dense"))
+        table.add_row(str(row["size"]), str(row["block"]), *times)
+    console.print(table)
+    return all_pairs
+
+
 def main(
+    *,
     out: Annotated[Path, typer.Option(help="Where JSON and plots go.")] = Path("out/benchmarks"),
     tokens: Annotated[list[int] | None, typer.Option(help="Token counts (repeatable).")] = None,
     density: Annotated[list[float] | None, typer.Option(help="Densities (repeatable).")] = None,
     repeats: Annotated[int, typer.Option(min=1)] = 7,
     query_blocks: Annotated[int, typer.Option(min=1)] = 32,
     heads: Annotated[int, typer.Option(min=1)] = 4,
+    all_pairs_only: Annotated[
+        bool, typer.Option("--all-pairs-only", help="Only all pairs against SDPA, by head size.")
+    ] = False,
 ) -> None:
     """Run all comparisons; keep the machine idle."""
     console = Console()
+    if all_pairs_only:
+        save(out, "all_pairs", show_all_pairs(console, heads, repeats))
+        return
     peak = memory(32_768)  # first: it forks, which is for processes that have no threads yet
     counts = tokens or [4096, 8192, 16384, 32768]
     densities = density or [0.1, 0.2, 0.3, 0.5]
@@ -274,18 +300,7 @@ def main(
         names = ("density", "flex_seconds", *(f"flex_over_{name}" for name in BACKENDS))
         table.add_row(f"{row['tokens']:,}", *(f"{row[name]:.3f}" for name in names))
     console.print(table)
-    all_pairs = [
-        compare_dense(size, block, 7488, heads, repeats)
-        for size in (32, 64, 128)
-        for block in (192, 84, 48, 16)
-    ]
-    table = Table(title="all pairs kept, 7,488 tokens: seconds")
-    for name in ("head size", "query block", "SDPA", "cpp", "cpp / SDPA"):
-        table.add_column(name, justify="right")
-    for row in all_pairs:
-        times = (f"{row[name]:.3f}" for name in ("dense_seconds", "cpp_seconds", "of_dense"))
-        table.add_row(str(row["size"]), str(row["block"]), *times)
-    console.print(table)
+    all_pairs = show_all_pairs(console, heads, repeats)
     whole = [whole_method(count, heads, max(3, repeats // 2)) for count in counts]
     for row in whole:
         speed_up = row["dense_seconds"] / row["svoo_seconds"]

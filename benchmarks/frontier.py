@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import correlation, median
 from typing import Annotated, Any
 
 import typer
@@ -26,55 +26,42 @@ from rich.table import Table
 from svoo import MethodConfig, SVOOConfig
 from svoo.catalogue import find_model
 from svoo.mini import load
-from svoo.mini.vocabulary import MOTIONS
 from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs
 from svoo.plugin.trial import Trial, run_trial, warm_up
-from tools.training.questions import held_out_scenes
+from svoo.studies.run import PROMPTS
 
+_STALE = 8  # sparse runs after which dense is timed again
 FIGURES = ("speed_up", "attention_speed_up", "density", "psnr", "ssim")
 
 
 def settings() -> dict[str, SVOOConfig]:
-    """Return the settings to try: the paper's, that of models which nothing was tuned on (at
-    several masses), and changes to a centre; "default" is what the embedded model has."""
-    tried = {"paper": SVOOConfig.paper("mini"), "default": SVOOConfig.for_model("mini")}
-    tried["general"] = SVOOConfig(dense_layers=0)  # one layer of six would be a sixth of the time
-    for mass in (0.5, 0.7, 0.9):  # with the paper's clusters
-        tried[f"general, mass {mass}"] = replace(tried["general"], mass=mass, fineness=1.0)
-    for ramp in (0.3, 0.7, 1.0):
-        tried[f"default, ramp {ramp}"] = replace(tried["default"], ramp=ramp)
-    far = SVOOConfig.balanced()
-    tried |= {"fast": SVOOConfig.fast(), "balanced": far, "careful": SVOOConfig.careful()}
-    tried["balanced, no groups"] = replace(far, groups=0)
-    tried["balanced, co-clusters"] = replace(far, clustering="co")
-    for fineness in (2.0, 5.0):
-        tried[f"balanced, fineness {fineness:.0f}"] = replace(far, fineness=fineness)
-    tried["balanced, recluster 2"] = replace(far, recluster_every=2)
-    tried["balanced, branches apart"] = replace(far, share_branches=False)
-    tried["default, recluster 1"] = replace(tried["default"], recluster_every=1)
-    centre = replace(
-        tried["default"],
-        mass=0.45,
-        recluster_every=2,
-        dense_steps=0.1,
-        ramp=0.0,
-        fineness=4.0,
-        iterations=1,
+    """Return the settings to try: the paper's, ours before the far field ("mean terms", with what
+    was tuned on the embedded model), and ours with one change each."""
+    default = SVOOConfig.for_model("mini")
+    tried = {"paper": SVOOConfig.paper("mini"), "mean terms": mean_terms(), "default": default}
+    tried |= {"fast": SVOOConfig.fast(), "careful": SVOOConfig.careful()}
+    changes: dict[str, dict[str, Any]] = {
+        "bf16 products": {"backend": "cpp-bf16"},
+        "co-clusters": {"clustering": "co"},
+        "labels every 2": {"recluster_every": 2},
+        "labels every 4": {"recluster_every": 4},
+        "branches apart": {"share_branches": False},
+        "no groups": {"groups": 0},
+        "first layer dense": {"dense_layers": 1},
+        "first step dense": {"dense_steps": 1},
+    }
+    for fineness in (2.0, 2.5, 5.0):
+        changes[f"fineness {fineness:g}"] = {"fineness": fineness}
+    for tolerance in (0.0013, 0.0019, 0.004):
+        changes[f"tolerance {tolerance:g}"] = {"tolerance": tolerance}
+    return tried | {name: replace(default, **change) for name, change in changes.items()}
+
+
+def mean_terms() -> SVOOConfig:
+    """Return our default before the far field, as it was tuned on the embedded model."""
+    return replace(
+        SVOOConfig.mean_terms(mass=0.45), dense_steps=0.0, dense_layers=0, ramp=0.5, fineness=3.5
     )
-    changes: dict[str, dict[str, Any]] = {"centre": {}}
-    for mass in (0.3, 0.7):
-        changes[f"mass {mass}"] = {"mass": mass}
-    changes["no compensation"] = {"compensate": False}
-    for every in (1, 4, 8, 20):
-        changes[f"recluster {every}"] = {"recluster_every": every}
-    for dense in (0.0, 0.2):
-        changes[f"warm-up {dense}"] = {"dense_steps": dense}
-    changes["warm-up 0.0, ramp 0.3"] = {"dense_steps": 0.0, "ramp": 0.3}
-    changes["branches apart"] = {"share_branches": False}
-    changes["iterations 2"] = {"iterations": 2}
-    for fineness in (2.0, 6.0):
-        changes[f"fineness {fineness:.0f}"] = {"fineness": fineness}
-    return tried | {name: replace(centre, **change) for name, change in changes.items()}
 
 
 def figures_of(trial: Trial, dense: Trial) -> dict[str, Any]:
@@ -87,6 +74,7 @@ def figures_of(trial: Trial, dense: Trial) -> dict[str, Any]:
         "psnr": trial.likeness.psnr,
         "ssim": trial.likeness.ssim,
         "recall": trial.recall,
+        "error": trial.stats.error,
         "work": trial.stats.work,
         "denoising": trial.denoising,
         "dense_denoising": dense.denoising,
@@ -106,6 +94,7 @@ def main(
             "instead of the first that the profile was measured on.",
         ),
     ] = False,
+    skip: Annotated[int, typer.Option(min=0, help="Leave out the first held-out prompts.")] = 0,
     frames: Annotated[int, typer.Option(help="97 gives about 15,000 tokens.")] = 49,
     steps: Annotated[int, typer.Option(help="Denoising steps of a run.")] = 20,
     height: Annotated[int, typer.Option(help="80 with --width 144 gives 2,340 tokens.")] = 144,
@@ -120,19 +109,20 @@ def main(
             raise SystemExit(f"no setting called {key!r}; there are {', '.join(known)}")
     tried = {key: config for key, config in known.items() if not only or key in only}
     if held_out:
-        texts = held_out_prompts(prompts)
+        texts = held_out_prompts(skip + prompts)[skip:]
     else:
         texts = [entry["prompt"] for entry in read_inputs(MINI_PROMPTS, count=prompts)]
     sizes = {"frames": frames, "steps": steps, "height": height, "width": width}
     rows = run_settings(tried, texts, out, name, sizes)
     summary = summarise(rows)
     print_table(summary)
+    print_prediction(rows)
     draw(summary, out / f"{name}.png")
 
 
 def held_out_prompts(count: int) -> list[str]:
     """Return prompts that were never alone in a training clip and that nothing was chosen on."""
-    return [scene.caption for scene in held_out_scenes(MOTIONS, count)]
+    return [entry["prompt"] for entry in read_inputs(PROMPTS, count=count)]
 
 
 def run_settings(
@@ -160,16 +150,9 @@ def run_settings(
                 "height": sizes["height"],
                 "width": sizes["width"],
             }
-            about = {  # a row of another run under the same name is not taken for one of this
-                key: {"prompt": text, "setting": key, **sizes}
-                | {"config": json.loads(json.dumps(config.as_dict()))}
-                for key, config in tried.items()
-            }
-            missing = [
-                key
-                for key, facts in about.items()
-                if not any(facts == {name: row.get(name) for name in facts} for row in rows)
-            ]
+            about = _facts(tried, text, sizes)
+            done = [row["setting"] for row in wanted_rows(rows, tried, [text], sizes)]
+            missing = [key for key in tried if key not in done]
             if not missing:
                 bar.advance(task, len(tried) + 1)
                 continue
@@ -178,7 +161,9 @@ def run_settings(
                 warm = True
             dense = run_trial(pipe, "dense", None, call=call)
             bar.advance(task)
-            for key in missing:
+            for number, key in enumerate(missing, start=1):
+                if number % _STALE == 0:  # the machine may have changed its pace
+                    dense = run_trial(pipe, "dense", None, call=call)
                 trial = run_trial(pipe, key, tried[key], call=call, against=dense)
                 rows.append({**about[key], **figures_of(trial, dense)})
                 save(out, name, rows)
@@ -186,13 +171,40 @@ def run_settings(
     return rows
 
 
-def summarise(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def _facts(
+    tried: Mapping[str, MethodConfig], text: str, sizes: Mapping[str, int]
+) -> dict[str, dict[str, Any]]:
+    """Return what makes a row one of a setting on a prompt, by setting."""
+    return {
+        key: {"prompt": text, "setting": key, **sizes}
+        | {"config": json.loads(json.dumps(config.as_dict()))}
+        for key, config in tried.items()
+    }
+
+
+def wanted_rows(
+    rows: Sequence[dict[str, Any]],
+    tried: Mapping[str, MethodConfig],
+    texts: Sequence[str],
+    sizes: Mapping[str, int],
+) -> list[dict[str, Any]]:
+    """Return the rows of these settings, prompts and sizes: a row of another run under the same
+    name is not taken for one of this."""
+    facts = [fact for text in texts for fact in _facts(tried, text, sizes).values()]
+    return [
+        row for fact in facts for row in rows if fact == {name: row.get(name) for name in fact}
+    ]
+
+
+def summarise(
+    rows: list[dict[str, Any]], figures: Sequence[str] = FIGURES
+) -> dict[str, dict[str, float]]:
     """Return the median over prompts of every figure, by setting."""
     names = dict.fromkeys(row["setting"] for row in rows)
     return {
         name: {
             figure: median(row[figure] for row in rows if row["setting"] == name)
-            for figure in FIGURES
+            for figure in figures
         }
         for name in names
     }
@@ -204,6 +216,24 @@ def print_table(summary: dict[str, dict[str, float]]) -> None:
     for name, found in summary.items():
         table.add_row(name, *(f"{found[figure]:.3f}" for figure in FIGURES))
     Console().print(table)
+
+
+def print_prediction(rows: list[dict[str, Any]]) -> None:
+    """Print how well the error that a run measures by itself ranks the PSNR that only a dense run
+    can tell."""
+    known = [row for row in rows if row.get("error")]
+    if len(known) < 3:
+        return
+    ranks = [_ranks([row[figure] for row in known]) for figure in ("error", "psnr")]
+    Console().print(
+        f"stats().error against PSNR over {len(known)} runs: Spearman "
+        f"{correlation(ranks[0], ranks[1]):.2f} (-1: it tells the order)"
+    )
+
+
+def _ranks(numbers: Sequence[float]) -> list[float]:
+    ordered = sorted(numbers)  # equal numbers share the mean of their ranks
+    return [ordered.index(x) + (ordered.count(x) - 1) / 2 for x in numbers]
 
 
 def draw(summary: dict[str, dict[str, float]], path: Path) -> None:

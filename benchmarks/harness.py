@@ -7,7 +7,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svoo.plugin.machine import describe_machine
+from svoo.plugin.machine import describe_commit, describe_machine
 from svoo.storage import write_atomically
 
 Call = Callable[[], object]
@@ -96,15 +95,8 @@ def _status(field: str) -> int:
     raise SystemExit(f"no {field} in /proc/self/status: peak memory needs Linux")
 
 
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    folder = Path(__file__).parent
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
-    return done.stdout.strip()
-
-
 # As they are when a benchmark starts: nothing of its own has run yet.
-BEFORE = {"load_before": round(os.getloadavg()[0], 2), "commit": _commit()}
+BEFORE = {"load_before": round(os.getloadavg()[0], 2), "commit": describe_commit()}
 
 
 def machine() -> dict[str, Any]:

@@ -2,11 +2,15 @@
 pixels.
 
     python benchmarks/mini_prompts.py --out out/benchmarks
+    python benchmarks/mini_prompts.py --weights out/weights     # weights that are not shipped yet
 
-Held-out prompts with a straight motion, with another one (bounce, orbit, grow, spin), and with two
-things, with fixed seeds. The reader is plain image analysis: shapes count if they are right in the
-first, the middle and the last frame, places if colour and pattern are. It has to score 98 % on
-drawn clips first, and no more than chance allows with the captions shuffled.
+Held-out prompts with a straight motion, with another one (bounce, orbit, grow, spin), with two
+things, and going on from a drawn first picture, with fixed seeds. Writes a JSON, and a strip of
+twelve prompts with five frames each.
+
+The reader is plain image analysis: shapes count if they are right in the first, the middle and
+the last frame, places if colour and pattern are. It has to score 98 % on drawn clips first, and
+no more than chance allows with the captions shuffled.
 """
 
 from __future__ import annotations
@@ -21,18 +25,23 @@ from typing import Annotated, Any
 import torch
 import typer
 from harness import save
+from PIL import Image
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from svoo.mini import load
-from svoo.mini.vocabulary import DIRECTIONS, OTHER_MOTIONS
+from svoo.metrics.compare import psnr
+from svoo.mini.from_image import load_from_image
+from svoo.mini.pipeline import WEIGHTS, load
+from svoo.mini.vocabulary import DIRECTIONS, MOTIONS, OTHER_MOTIONS
 from tools.training.questions import held_out_scenes, two_thing_scenes
 from tools.training.reader import read_clip, read_halves, right_answers, right_halves
 from tools.training.scenes import Scene, render
+from tools.training.training import save_grid
 
 QUESTIONS = ("colour", "motion", "background", "shape")
+STRIP = {"straight": 5, "other": 4, "two": 3, "from image": 0}  # rows of the picture
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,8 @@ def main(
     straight: Annotated[int, typer.Option(min=4, help="Prompts with a straight motion.")] = 48,
     other: Annotated[int, typer.Option(min=4, help="Prompts with another motion.")] = 24,
     two: Annotated[int, typer.Option(min=4, help="Prompts with two things.")] = 24,
+    image: Annotated[int, typer.Option(min=0, help="Prompts with a first picture.")] = 24,
+    weights: Annotated[Path, typer.Option(help="Folder of the model's weights.")] = WEIGHTS,
     height: int = 144,
     width: int = 256,
     frames: int = 49,
@@ -80,43 +91,60 @@ def main(
 ) -> None:
     """Generate the prompts and read the clips."""
     console = Console()
+    sizes = {"height": height, "width": width, "num_frames": frames}
+    call: dict[str, Any] = {
+        **sizes,
+        "num_inference_steps": steps,
+        "max_sequence_length": 32,
+        "output_type": "pt",
+    }
     groups = {
         "straight": Group(held_out_scenes(DIRECTIONS, straight), read_clip, right_answers),
         "other": Group(held_out_scenes(OTHER_MOTIONS, other), read_clip, right_answers),
         "two": Group(two_thing_scenes(two), read_halves, right_halves),
     }
+    if image:
+        scenes = held_out_scenes(MOTIONS, image)
+        groups["from image"] = Group(scenes, read_clip, right_answers)
     scores = {
         name: check_reader(name, group, frames, height, width) for name, group in groups.items()
     }
-    rows: list[dict[str, Any]] = []
-    pipe = load()
+    pipe = load(weights)
     pipe.set_progress_bar_config(disable=True)
+    goes_on = load_from_image(weights)
+    goes_on.set_progress_bar_config(disable=True)
+    rows: list[dict[str, Any]] = []
+    strip = []
     for name, group in groups.items():
         read = []
-        for place, scene in enumerate(track(group.scenes, name)):
-            clip = pipe(
-                scene.caption,
-                height=height,
-                width=width,
-                num_frames=frames,
-                num_inference_steps=steps,
-                max_sequence_length=32,
-                generator=torch.Generator().manual_seed(place),
-                output_type="pt",
-            ).frames[0]
+        for number, scene in enumerate(track(group.scenes, name)):
+            chance = torch.Generator().manual_seed(number)
+            row: dict[str, Any] = {"group": name, "caption": scene.caption}
+            if name == "from image":
+                first = (render(scene, 1, height, width)[0] + 1) / 2
+                picture = Image.fromarray((first.permute(1, 2, 0) * 255).byte().numpy())
+                clip = goes_on(picture, scene.caption, generator=chance, **call).frames[0]
+                row["first frame, dB"] = psnr(clip[:1].float().numpy(), first[None].numpy())
+            else:
+                clip = pipe(scene.caption, generator=chance, **call).frames[0]
             read.append(group.read(clip.float()))
             seen = read[-1] if isinstance(read[-1], tuple) else (read[-1],)
-            rows.append({"caption": scene.caption, "read": [asdict(thing) for thing in seen]})
+            rows.append(row | {"read": [asdict(thing) for thing in seen]})
+            if number < STRIP[name]:
+                strip.append(2 * clip.float() - 1)
         scores[name]["generated"] = group.score(read, group.scenes)
     for name, found in scores.items():
         table = Table("", *QUESTIONS, title=f"{len(groups[name].scenes)} held-out prompts: {name}")
         for kind, values in found.items():
             table.add_row(kind, *(f"{values[question]:.1%}" for question in QUESTIONS))
         console.print(table)
-    path = save(
-        out, "mini_prompts", rows, scores=scores, height=height, width=width, frames=frames
-    )
-    console.print(f"{path} written")
+    returned = [row["first frame, dB"] for row in rows if "first frame, dB" in row]
+    if returned:
+        middle = sorted(returned)[len(returned) // 2]
+        console.print(f"first frame returned: median {middle:.1f} dB, least {min(returned):.1f}")
+    path = save(out, "mini_prompts", rows, scores=scores, sizes=sizes)
+    save_grid(strip, out / "mini_prompts.png", columns=5)
+    console.print(f"{path} written, pictures beside it")
 
 
 if __name__ == "__main__":

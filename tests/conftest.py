@@ -1,7 +1,9 @@
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 # Some virtual machines advertise AMX and do not have it: bfloat16 products would crash.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -33,7 +35,13 @@ settings.register_profile(
 settings.load_profile("svoo")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--comfyui", help="a checkout of ComfyUI, its environment in or beside it")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("comfyui") and not item.config.getoption("--comfyui"):
+        pytest.skip("needs a checkout of ComfyUI: make test-comfyui COMFYUI_PATH=...")
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     if item.get_closest_marker("compiler") and not any(map(shutil.which, COMPILERS)):
@@ -49,7 +57,22 @@ def kernel_device(request: pytest.FixtureRequest) -> torch.device:
         return torch.device("cuda")
     if torch.cuda.is_available():
         pytest.skip("Triton's interpreter is for machines without a CUDA device")
+    from triton.runtime import interpreter
+
+    # It cuts off what bfloat16 has no bits for, up to 2^-7 of a number, where a GPU rounds to the
+    # nearest, up to 2^-8.
+    interpreter._convert_float = partial(round_to_bfloat16, interpreter._convert_float)
     return torch.device("cpu")
+
+
+def round_to_bfloat16(
+    convert: Callable[..., Any], numbers: Any, source: Any, target: Any, mode: Any
+) -> Any:
+    """Do as Triton's `_convert_float`, but round float32 to bfloat16 as a GPU does."""
+    if (str(source), str(target)) != ("fp32", "bf16"):
+        return convert(numbers, source, target, mode)
+    rounded = torch.from_numpy(numbers.copy()).bfloat16()
+    return rounded.view(torch.uint16).numpy()
 
 
 @pytest.fixture(scope="module")

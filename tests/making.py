@@ -13,11 +13,13 @@ from torch import Tensor
 from svoo import BlockPlan, FarTerms, GroupTerms, MeanTerms, Profile
 from svoo.profiles.profile import flow_sigmas
 
+GPU_EXAMPLES = 6
+
 
 def examples(count: int) -> int:
     """Return how many random cases a kernel is tested with: few on a GPU, where most of them
-    compile it anew (5 to 50 s each, nine tests: within ten minutes)."""
-    return min(count, 6) if torch.cuda.is_available() else count
+    compile it anew (`test_gpu_tests.py` counts)."""
+    return min(count, GPU_EXAMPLES) if torch.cuda.is_available() else count
 
 
 def chance(seed: int) -> torch.Generator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from making import normal
@@ -11,6 +12,31 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from svoo import BlockPlan, Call, MethodConfig, Run, Session, VideoLayout, make_plan
+
+# Settings that leave something out of so few tokens as the tests' clips have (48).
+SMALL: dict[str, dict[str, Any]] = {
+    "spargeattn": {"query_block": 8, "key_block": 4},
+    "radial": {"block": 4, "decay": 0.01, "sink": False},
+    "sol": {"block": 4},
+    "pisa": {"block": 4},
+    "xattention": {"block": 4, "stride": 2, "mass": 0.5},
+    "svoo": {"query_clusters": 4, "key_clusters": 8, "mass": 0.5, "tolerance": None},
+    "svg2": {"query_clusters": 6000, "key_clusters": 12000, "mass": 0.5},
+    "svg1": {"block": 4, "density": 0.2},
+    "adacluster": {"query_clusters": 6000, "key_clusters": 12000, "keep": 4000},
+    "sparsepr": {"key_clusters": 12000, "probes": 4},
+    "clusterattention": {"query_block": 8, "key_block": 8},
+    "sta": {"tile": (1, 2, 2), "windows": (1, 1, 1)},
+    "vmoba": {"time": 1, "plane": (2, 2), "cube": (1, 2, 2)},
+    "dsv": {"sparsity": 0.9},
+    "draft": {"sparsity": 0.7, "pool": (2, 2), "dense_sigma": 1.0},
+    "vsa": {"sparsity": 0.6, "tile": (2, 2, 2)},
+    "bsa": {"mass": 0.3, "least": 2, "tile": (2, 2, 2)},
+    "rainfusion": {"block": 4},
+    "rainfusion2": {"block": 4},
+    "adaspa": {"block": 4},
+    "svg-ear": {"query_clusters": 6000, "key_clusters": 12000, "mass": 0.5},
+}
 
 
 def tiles_of(grid: Sequence[int], tile: Sequence[int]) -> list[list[int]]:

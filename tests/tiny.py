@@ -98,10 +98,10 @@ def _wan_vae() -> AutoencoderKLWan:
 
 
 def wan_transformer(
-    in_channels: int = 16, image_width: int | None = None
+    in_channels: int = 16, image_width: int | None = None, heads: int = HEADS
 ) -> WanTransformer3DModel:
     return WanTransformer3DModel(
-        patch_size=(1, 2, 2), num_attention_heads=HEADS, attention_head_dim=HEAD_SIZE,
+        patch_size=(1, 2, 2), num_attention_heads=heads, attention_head_dim=HEAD_SIZE,
         in_channels=in_channels, out_channels=16, text_dim=32, freq_dim=64, ffn_dim=64,
         num_layers=3, cross_attn_norm=True, rope_max_seq_len=64, image_dim=image_width,
         added_kv_proj_dim=None if image_width is None else HEADS * HEAD_SIZE,

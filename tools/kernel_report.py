@@ -19,6 +19,7 @@ import torch
 import typer
 from torch import Tensor
 
+from svoo.core.features import FEATURES
 from svoo.core.terms import GroupTerms
 from svoo.errors import BackendUnavailableError
 from svoo.kernels.triton import NEEDS, assign, centroids, far_field, ranges, rows, sparse
@@ -34,7 +35,12 @@ from tools.kernel_code import TYPES, compile_launch
 TOKENS, HEADS, QUERY_CLUSTERS, KEY_CLUSTERS = 75_600, 40, 256, 1024  # the paper's 720p clip
 HEAD_SIZES = (32, 64, 80, 96, 128)
 DEFAULT_ARCHITECTURES = (80, 90, 100)
-HEAVIEST = ("attention, far terms and groups", "far field", "assign")  # on all other architectures
+HEAVIEST = (
+    "attention, far terms and groups",
+    "far field",
+    "assign",
+    "assign, features",
+)  # on all other architectures
 TERMS = ("", "mean terms", "far terms", "far terms and groups")
 AMD = ("gfx942", "gfx1100")
 _GROUPS = 8
@@ -124,6 +130,8 @@ def launches(architecture: Architecture, *, everything: bool) -> Iterator[tuple[
             yield "far field", _far_field(architecture, size, dtype)
             yield "assign", _assign(architecture, size, dtype)
             yield "means", _means(size, dtype)
+            yield "moments", _means(size, dtype, moments=True)
+    yield "assign, features", _assign(architecture, FEATURES, torch.float32)
 
 
 def describe_launch(name: str, launch: Launch, architecture: Architecture) -> Row:
@@ -256,16 +264,18 @@ def _assign(architecture: Architecture, size: int, dtype: torch.dtype) -> Launch
         _empty(1, HEADS, KEY_CLUSTERS, size, dtype=dtype),
         _empty(1, HEADS, KEY_CLUSTERS, dtype=torch.float32),
         _empty(1, HEADS, TOKENS, dtype=torch.int64),
-        assignment_tile(architecture, dtype),
+        assignment_tile(architecture, dtype, size),
     )
 
 
-def _means(size: int, dtype: torch.dtype) -> Launch:
+def _means(size: int, dtype: torch.dtype, *, moments: bool = False) -> Launch:
+    means = _empty(1, HEADS, KEY_CLUSTERS, size, dtype=torch.float32)
     return centroids.plan_launch(
         _tokens(size, dtype),
         _empty(1, HEADS, TOKENS, dtype=torch.int64),
         _empty(1, HEADS, KEY_CLUSTERS, dtype=torch.int64),
-        _empty(1, HEADS, KEY_CLUSTERS, size, dtype=torch.float32),
+        means,
+        means if moments else None,
     )
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from svoo.plugin.adapters import Adapter
     from svoo.plugin.apply import Handle
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "BlockPlan",
     "Call",
@@ -55,6 +55,7 @@ __all__ = [
     "co_cluster",
     "make_plan",
     "models",
+    "parallelise",
     "record_profile",
     "register_adapter",
     "required_density",
@@ -80,6 +81,19 @@ def apply(
     from svoo.plugin import apply as plugin
 
     return plugin.apply(target, method, profile)
+
+
+def parallelise(pipe: object, *, uneven: bool = False) -> None:
+    """Spread one video over all processes of `torch.distributed`, before or after `apply`.
+
+    See `svoo.plugin.parallel.parallelise`; diffusers is imported only now.
+    """
+    from svoo.plugin.version import check_version
+
+    check_version()
+    from svoo.plugin import parallel
+
+    parallel.parallelise(pipe, uneven=uneven)
 
 
 def record_profile(pipe: object, inputs: Sequence[Any], **settings: Any) -> Profile:  # noqa: ANN401

@@ -40,9 +40,9 @@ class Model:
     dense_layers: int = 1  # the first layers, dense in the paper
     recluster_every: int = 20  # of 50 steps, in the paper
     boundary: float | None = None  # noise level where the second expert takes over
+    takes_image: bool = False  # goes on from a picture as well, where one is given
     release: ReleaseNumbers | None = None
     call_defaults: dict[str, int] = field(default_factory=dict)
-    tuned: dict[str, float] = field(default_factory=dict)  # default mode, where it was measured
 
     @property
     def stages(self) -> int:
@@ -120,7 +120,6 @@ _MODELS = (
         dense_layers=0,  # one of six would be a sixth of the time
         recluster_every=8,  # of 20 steps
         call_defaults={"max_sequence_length": 32},
-        tuned={"mass": 0.45, "dense_steps": 0.0, "ramp": 0.5, "fineness": 3.5},
     ),
     _wan(
         "wan2.1-t2v-1.3b",

@@ -44,3 +44,7 @@ class ModelError(SVOOError, ValueError):
 
 class StrictError(SVOOError, RuntimeError):
     """A call that would have been dense where the config is strict."""
+
+
+class RankError(SVOOError, RuntimeError):
+    """Another process of the same run has ended."""

@@ -8,12 +8,14 @@ CPU = torch.device("cpu")
 
 
 def test_small_sizes_are_right_and_timed() -> None:
-    rows = measure(CPU, tokens=(1_100, 1_200), heads=2, size=32)
+    rows = list(measure(CPU, tokens=(1_100, 1_200), heads=2, size=32))
     assert [row.tokens for row in rows] == [1_100, 1_200]
     for row in rows:
-        assert row.correct and 0 < row.density <= 1
+        assert not row.wrong and 0 < row.density <= 1
         assert min(row.dense, row.planning, row.sparse) > 0
     text = as_text(rows, CPU)
     assert text.count("right") == 2 and "svoo bench" in text
     wrong = as_text([replace(rows[0], difference=0.5)], CPU)
-    assert "WRONG by 0.500" in wrong
+    assert "WRONG: everything kept by 0.500" in wrong
+    kernels = {**rows[0].kernels, "means": 0.3}
+    assert "WRONG: means by 0.300" in as_text([replace(rows[0], kernels=kernels)], CPU)

@@ -48,9 +48,13 @@ def test_everything_is_written(page: Path) -> None:
         assert row["speed_up"] == pytest.approx(
             dense["denoising_seconds"] / row["denoising_seconds"]
         )
-        assert row["psnr"] > 5 and 0 < row["density"] <= 1 and 0 < row["recall"] <= 1
+        # Default mode stays dense on random weights, so that its video equals the dense one.
+        assert row is default or row["psnr"] > 5
+        assert 0 < row["density"] <= 1 and 0 < row["recall"] <= 1
         assert row["lpips"] is None and "svoo weights lpips" in row["why_no_lpips"]
-        assert len(row["density_by_layer_and_head"][0]) == tiny.HEADS
+        by_layer = row["density_by_layer_and_head"]
+        assert all(heads is None or len(heads) == tiny.HEADS for heads in by_layer)
+    assert len(paper["density_by_layer_and_head"][-1]) == tiny.HEADS
     assert results["machine"]["torch"]
     assert results["seed"] == 0 and results["num_frames"] == 17
     assert dense["config"]["method"] == "dense" and paper["config"]["compensate"] is False
@@ -82,7 +86,8 @@ def test_the_embedded_model_itself_is_shown(tmp_path: Path) -> None:
     page = write_results(trials, "a red circle", tmp_path, **sizes)
     rows = json.loads((tmp_path / "results.json").read_text())["modes"]
     assert page.exists() and len(rows[2]["density_by_layer_and_head"]) == 6
-    assert rows[2]["psnr"] > 15
+    psnr = rows[2]["psnr"]  # None: equal, because so few tokens stay dense
+    assert psnr is None or psnr > 15
 
 
 def test_the_page_needs_nothing_else(page: Path) -> None:

@@ -145,6 +145,14 @@ def test_powers_of_two_are_as_exact_as_the_source_says() -> None:
     assert torch.equal(low, torch.full((16,), 2.0**-126))
 
 
+def test_logarithms_are_as_exact_as_the_source_says() -> None:
+    near = 1 + torch.arange(1 << 18, dtype=torch.float64) / 2**18
+    x = torch.cat((near, torch.logspace(0, 24, 1 << 16, base=2).double())).float().contiguous()
+    exact = x.double().log2()
+    load_library().logarithms(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(len(x) // 16))
+    assert float(((x.double() - exact) / exact.clamp(min=1)).abs().max()) < 3e-7
+
+
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("instructions", [*INSTRUCTIONS, "the usual"])
 def test_every_instruction_set_and_compiler(

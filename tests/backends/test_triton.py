@@ -79,7 +79,7 @@ def test_speed_at_75_600_tokens(capsys: pytest.CaptureFixture[str]) -> None:
 
     def plan() -> BlockPlan:
         call = Call(0, 0, generator=seeded())
-        return plan_call(query, key, SVOOConfig(), call, budgets=budgets)
+        return plan_call(query, key, SVOOConfig.mean_terms(), call, budgets=budgets)
 
     def sparse(plan: BlockPlan) -> Tensor:
         return run_plan(query, key, value, plan, backend="triton")

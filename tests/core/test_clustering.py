@@ -9,7 +9,13 @@ from torch import Tensor
 
 from svoo import co_cluster
 from svoo.core import clustering as clustering_module
-from svoo.core.clustering import CoClusters, Implementation, default_clusters, from_labels
+from svoo.core.clustering import (
+    CoClusters,
+    Implementation,
+    default_clusters,
+    far_fineness,
+    from_labels,
+)
 from svoo.core.kmeans import k_means
 from svoo.errors import BackendUnavailableError, ConfigError, NonFiniteError, ShapeError
 
@@ -324,3 +330,13 @@ def test_bad_input() -> None:
         co_cluster(query, key, 2, 3, initial=(query[:, :, :2], key[:, :, :2]))
     with pytest.raises(NonFiniteError):
         co_cluster(query, key * float("inf"), 2, 3)
+
+
+def test_far_clusters_fill_a_gpus_tiles() -> None:
+    assert default_clusters(7488, far_fineness(7488)) == (89, 355)
+    assert default_clusters(75_600, far_fineness(75_600)) == (256, 1024)
+    assert far_fineness(100) == 3.5 and far_fineness(10**6) == 1
+    sizes = [7488, 10_000, 14_400, 32_760, 50_000, 75_600, 118_800]
+    blocks = [tokens / default_clusters(tokens, far_fineness(tokens))[0] for tokens in sizes]
+    assert blocks == sorted(blocks) and blocks[0] > 80
+    assert all(size > 128 for size, tokens in zip(blocks, sizes, strict=True) if tokens > 50_000)

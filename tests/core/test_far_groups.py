@@ -1,11 +1,13 @@
 import itertools
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import Case, cases, normal
 
+from svoo.core.clustering import Implementation
 from svoo.core.far_field import Moments, term_weights
 from svoo.core.far_groups import group_keys, group_terms, grouping_error
 
@@ -17,13 +19,14 @@ def random_moments(case: Case, count: int, seed: int) -> Moments:
     return Moments(normal(*shape, seed=seed), normal(*shape, seed=seed + 1).square(), sizes)
 
 
-@settings(max_examples=60)
+@pytest.mark.parametrize("by", ["torch", pytest.param("cpp", marks=pytest.mark.compiler)])
+@settings(max_examples=40)
 @given(case=cases(), count=st.integers(1, 9))
-def test_the_third_tier(case: Case, count: int) -> None:
+def test_the_third_tier(by: Implementation, case: Case, count: int) -> None:
     query = random_moments(case, case.query_blocks, 10)
     key = random_moments(case, case.key_blocks, 20)
     value = random_moments(case, case.key_blocks, 30)
-    groups = group_keys(key, value, count)
+    groups = group_keys(key, value, count, by=by)
     scale = 0.4
     shape = (case.batch, case.heads, case.query_blocks, case.key_blocks)
     bias = normal(*shape, seed=7).masked_fill(key.sizes.unsqueeze(2) == 0, -torch.inf)

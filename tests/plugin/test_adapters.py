@@ -11,6 +11,7 @@ from svoo.plugin.adapters import (
     find_attentions,
     find_transformers,
     register_adapter,
+    weigh_projection,
 )
 
 
@@ -68,3 +69,13 @@ def test_a_class_can_be_taught_and_derived_classes_are_known(
     assert find_adapter(Derived()) is adapter
     with pytest.raises(ModelError, match=r"Derived has no layers at layers\.attention"):
         find_attentions(Derived(), adapter)
+
+
+def test_a_projection_weighs_each_head_by_the_norm_of_its_slice() -> None:
+    weight = torch.cat([torch.full((6, 4), 3.0), torch.full((6, 4), 0.5)], dim=1)
+    found = weigh_projection(weight, 2)
+    assert found is not None
+    slices = [weight[:, :4].norm() / 2, weight[:, 4:].norm() / 2]
+    torch.testing.assert_close(found, torch.stack(slices))
+    assert weigh_projection(weight, 3) is None
+    assert weigh_projection(weight[0], 2) is None

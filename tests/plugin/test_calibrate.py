@@ -2,16 +2,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
 from PIL import Image
 
-from svoo import Profile
-from svoo.errors import ConfigError, FileError
+from svoo.errors import ConfigError
 from svoo.mini.vocabulary import vocabulary
-from svoo.plugin import load as load_module
-from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs, record_by_name
-from svoo.plugin.record import RecordConfig
-from svoo.plugin.request import Request
+from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs
 
 
 def test_prompts_are_lines(tmp_path: Path) -> None:
@@ -24,9 +19,15 @@ def test_prompts_are_lines(tmp_path: Path) -> None:
     path.write_text("# nothing\n")
     with pytest.raises(ConfigError, match="holds no prompt; write one per line"):
         read_inputs(path)
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="cannot read the prompts"):
-        read_inputs(path)
+    for data, message in (
+        (b"a fox\n\xff\xfe\n", "line 2 is no UTF-8 text"),
+        (b"a fox\n\na \x1b[31mdog\n", r"line 3 holds the control character '.x1b'"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match=f"cannot read the prompts .*{message}"):
+            read_inputs(path)
+    path.write_bytes(b"\xef\xbb\xbfa fox\r\na\tdog\r\n")  # as Windows writes it
+    assert read_inputs(path) == [{"prompt": "a fox"}, {"prompt": "a dog"}]
     with pytest.raises(ConfigError, match="cannot read the prompts"):
         read_inputs(tmp_path / "none.txt")
 
@@ -53,19 +54,3 @@ def test_the_embedded_models_prompts_are_in_its_words() -> None:
     inputs = read_inputs(MINI_PROMPTS)
     assert len(inputs) >= 8
     assert all(word in known for entry in inputs for word in entry["prompt"].split())
-
-
-def test_recording_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_module, "load_pipeline", lambda *_: tiny.build("wan2.1-t2v"))
-    out = tmp_path / "p.safetensors"
-    request = Request(prompt="", out=out, model="x/y", steps=2, frames=5, height=32, width=32)
-    found = record_by_name(request, [{"prompt": "a fox"}], RecordConfig(rows=4, every=1))
-    assert found.density.shape[1] == 2 and found.provenance["frames"] == "5"
-    assert Profile.load(out).provenance == found.provenance
-    picture = Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8))
-    with pytest.raises(ConfigError, match="it takes no image"):
-        record_by_name(request, [{"prompt": "a fox", "image": picture}], RecordConfig(rows=4))
-    with pytest.raises(FileError, match="it is a folder"):
-        record_by_name(
-            Request(prompt="", out=tmp_path), [{"prompt": "a fox"}], RecordConfig(rows=4)
-        )

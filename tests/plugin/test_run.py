@@ -12,7 +12,7 @@ from svoo.errors import ConfigError, FileError, ProfileError
 from svoo.metrics.video import read_video
 from svoo.plugin import load as load_module
 from svoo.plugin.request import Request
-from svoo.plugin.run import call_arguments, generate, generate_each
+from svoo.plugin.run import Generator, call_arguments, generate, read_materials
 
 SIZES: dict[str, Any] = {"steps": 3, "frames": 9, "height": 64, "width": 64}
 
@@ -36,13 +36,13 @@ def request(folder: Path, tmp_path: Path, **changes: Any) -> Request:
 
 def test_a_video_and_its_record_are_written(folder: Path, tmp_path: Path) -> None:
     seen = []
-    asked = request(folder, tmp_path, method="svoo")
+    asked = request(folder, tmp_path, method="paper")
     record = generate(asked, lambda done, steps: seen.append((done, steps)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
     assert read_video(tmp_path / "v.mp4").shape == (9, 64, 64, 3)
     stored = json.loads((tmp_path / "v.json").read_text())
     assert stored["request"]["seed"] == 0
-    assert stored["config"]["mass"] == SVOOConfig().mass
+    assert stored["config"]["mass"] == SVOOConfig.paper().mass
     assert 0 < stored["density"] <= 1
     seconds = stored["seconds"]
     assert 0 < seconds["loading"] < seconds["loading"] + seconds["denoising"] <= seconds["total"]
@@ -104,7 +104,8 @@ def test_one_pipeline_makes_several_videos(
     monkeypatch.setattr(load_module, "load_pipeline", note)
     names = ("a.npy", "b.npy", "c.gif")
     wanted = [request(folder, tmp_path, out=tmp_path / name) for name in names]
-    records = list(generate_each(wanted))
+    generator = Generator(wanted[0], read_materials(wanted[0]))
+    records = [generator(entry) for entry in wanted]
     assert len(loads) == 1
     assert [record["seconds"]["loading"] > 0 for record in records] == [True, False, False]
     assert np.array_equal(read_video(tmp_path / "a.npy"), read_video(tmp_path / "b.npy"))
@@ -129,4 +130,4 @@ def test_a_small_video_stays_dense_unless_a_method_is_named(tmp_path: Path) -> N
     assert dense["density"] is None and dense["config"] is None
     assert "48 video tokens are too few for sparse attention" in " ".join(dense["summary"].split())
     named = generate(Request(**base, method="svoo"))
-    assert named["density"] is not None and "too few" not in named["summary"]
+    assert "too few" not in named["summary"] and named["config"] is not None

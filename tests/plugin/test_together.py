@@ -198,6 +198,11 @@ def applied(name: str, config: SVOOConfig, *, first: bool) -> tuple[Any, Handle]
     return pipe, handle
 
 
+# Where two right float32 runs differ by more: latents of 2,431 tokens, not pixels; and a video
+# whose dense run is itself 5e-5 from float64, ours 5e-5 on the other side (a Zen 5).
+ROUNDING = {"odd grid": 1e-3, "batch of prompts": 3e-4}
+
+
 @pytest.mark.parametrize("first", [True, False], ids=["svoo first", "svoo second"])
 @pytest.mark.parametrize("name", CASES)
 def test_everything_kept_it_is_the_combination_without_us(name: str, first: bool) -> None:
@@ -207,7 +212,7 @@ def test_everything_kept_it_is_the_combination_without_us(name: str, first: bool
     expected = tiny.generate_all(plain, **call)
     torch._dynamo.reset()
     pipe, handle = applied(name, EVERYTHING, first=first)
-    tolerance = 1e-3 if name == "odd grid" else 1e-4  # latents of 2,431 tokens, not pixels
+    tolerance = ROUNDING.get(name, 1e-4)
     found = tiny.generate_all(pipe, **call)
     assert len(found) == (2 if name in ("batch of prompts", "videos per prompt") else 1)
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)

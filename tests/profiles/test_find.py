@@ -31,7 +31,7 @@ def profile(model: str, layers: int, heads: int) -> Profile:
 def test_the_embedded_model_finds_the_profile_that_is_shipped_with_it(cache: Path) -> None:
     profile("mini", 6, 4).save(cache / "a.safetensors")  # the shipped one comes first
     pipe = load()
-    with svoo.apply(pipe) as handle:
+    with svoo.apply(pipe, "paper") as handle:
         found = handle._runtime.profile
         assert found is not None and found.inputs >= 8
         assert found.provenance["model"] == "mini" and found.provenance["method"] == "measured"

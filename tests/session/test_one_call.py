@@ -35,6 +35,7 @@ def by_definition(
     video = slice(layout.video_start, layout.video_start + layout.video)
     text = range(layout.text_start, layout.text_start + layout.text)
     assert config.query_clusters is not None and config.key_clusters is not None
+    assert config.mass is not None
     clusters = co_cluster(
         query[:, :, video],
         key[:, :, video],
@@ -95,6 +96,7 @@ def test_it_is_the_definition(
         mass=mass,
         query_clusters=min(3, layout.video),
         key_clusters=min(5, layout.video),
+        clustering="co",
         compensate=compensate,
         backend=backend,
     )
@@ -221,7 +223,7 @@ def test_more_clusters_than_tokens() -> None:
 
 def test_bad_input() -> None:
     query, key, value = (normal(1, 2, 24, 8, seed=seed) for seed in range(3))
-    config = SVOOConfig()
+    config = SVOOConfig(mass=0.7)
     with pytest.raises(ShapeError, match="3 axes"):
         sparse_attention(query[0], key, value, config)
     with pytest.raises(NonFiniteError, match="query"):
@@ -232,5 +234,7 @@ def test_bad_input() -> None:
         sparse_attention(query, key, value, config, budgets=torch.tensor([0.5, 1.5]))
     with pytest.raises(ShapeError, match="budgets"):
         sparse_attention(query, key, value, config, budgets=torch.tensor([0.5]))
+    with pytest.raises(ConfigError, match="budgets and a tolerance are two ways"):
+        sparse_attention(query, key, value, SVOOConfig(), budgets=torch.tensor([0.5, 0.5]))
     with pytest.raises(BackendUnavailableError):
         sparse_attention(query, key, value, SVOOConfig(backend="tpu"))

@@ -1,11 +1,12 @@
 """A method's life in one video without diffusers, and methods that a user writes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from making import normal
+from making import chance, normal
+from synthetic import clustered_tokens
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -135,3 +136,36 @@ def test_bad_input(bad: Any) -> None:
     session = Session(SPARSE, steps=4, layers=1, heads=2)
     with pytest.raises(ShapeError, match="but the tensors have 63"):
         session.attend(query[:, :, 1:], key, value, step=1, layer=0, layout=LAYOUT)
+
+
+def test_the_error_of_a_run_is_that_of_its_outputs() -> None:
+    """Estimated from eight queries of each call, without a dense run; no global chance."""
+    session = Session(SVOOConfig(tolerance=0.01, densest=1.0), steps=40, layers=2, heads=3)
+    wrong = right = 0.0
+    state = torch.get_rng_state()
+    made = [clustered_tokens(1, 3, 300, 16, generator=chance(step)) for step in range(40)]
+    for step, (query, key, value) in enumerate(made):
+        for layer in range(2):
+            output = session.attend(query, key, value, step=step, layer=layer)
+            dense = scaled_dot_product_attention(query, key, value)
+            share = (output - dense).square().sum(dim=(2, 3)) / dense.square().sum(dim=(2, 3))
+            wrong, right = wrong + float(share.mean()), right + 1
+    stats = session.stats()
+    assert torch.equal(state, torch.get_rng_state())
+    assert stats.error is not None and stats.layers[0].error is not None
+    assert stats.error == pytest.approx((wrong / right) ** 0.5, rel=0.2)
+    assert stats.as_dict()["error"] == stats.error
+    text = " ".join(session.summary().split())
+    assert f"error of attention outputs {stats.error:.1%}, most in layer" in text
+    without = Session(replace(session.config, measure_error=False), steps=2, layers=1, heads=3)
+    without.attend(*made[0], step=0, layer=0)
+    assert without.stats().error is None and "error of" not in without.summary()
+
+
+def test_groups_of_heads_that_differ_in_size_are_measured_together() -> None:
+    config = LocalConfig(heads_at_a_time=2, measure_error=True, measure_recall=True)
+    session = Session(config, steps=4, layers=1, heads=3)
+    parts = [normal(2, 3, LAYOUT.tokens, 8, seed=seed) for seed in range(3)]
+    session.attend(*parts, step=0, layer=0, layout=LAYOUT)
+    stats = session.stats()
+    assert stats.error is not None and stats.error > 0 and stats.recall is not None

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKLWan
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
+from svoo.storage import write_atomically
 from tools.training import backgrounds, scenes
 from tools.training.curriculum import CODE_FRAMES, SMALL
 from tools.training.scenes import CLIP_FRAMES, Scene, draw_scene, render
@@ -125,10 +126,7 @@ class Pool:
 
     def _grow(self) -> None:
         codes = (encode_file(self) - self.statistics.mean) / self.statistics.spread
-        self.folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self.folder / "unfinished"
-        save_file({"codes": codes.half()}, unfinished)
-        unfinished.replace(self._path(self.next))
+        write_atomically(self._path(self.next), save({"codes": codes.half()}))
         self._read(self.next)
         self.next += 1
 

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from PIL import Image
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
+
+from svoo.storage import write_atomically
 
 Fact = float | str | dict[str, int] | list[float]
 
@@ -65,18 +67,15 @@ def save_resume(
                 steps = int(state)
             else:
                 tensors[f"{moment}/{name}"] = state.to(torch.bfloat16)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".partial")
-    save_file(
+    data = save(
         {name: value.contiguous() for name, value in tensors.items()},
-        unfinished,
         metadata={
             "facts": json.dumps(facts),
             "averages": str(int(averaged.n_averaged)),
             "steps": str(steps),
         },
     )
-    unfinished.replace(path)
+    write_atomically(path, data)
 
 
 def read_facts(path: Path) -> dict[str, Any]:

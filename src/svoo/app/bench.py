@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from svoo.app.kernel_checks import LIMIT, check_kernels
 from svoo.backends import attend
 from svoo.core.plan import BlockPlan
 from svoo.core.random import seeded
@@ -21,13 +22,14 @@ from svoo.session.one_call import make_plan
 TOKENS = {"cuda": (8_192, 32_760, 75_600), "cpu": (1_024, 2_048, 4_096)}
 _GROUPS = 64  # places that synthetic tokens gather around
 _PARTS = 32  # of the queries, one of which is compared
-_TOLERANCE = 2e-2  # of the largest number: bfloat16 rounds weights and results
+_TOLERANCE = LIMIT
 
 
 @dataclass(frozen=True)
 class Row:
     """One size: milliseconds of dense attention, planning and sparse attention; the density of the
-    plan; the largest difference from dense where everything is kept, over the largest number."""
+    plan; the largest difference from dense where everything is kept, over the largest number, and
+    that of each kernel from its plain form."""
 
     tokens: int
     backend: str
@@ -36,11 +38,14 @@ class Row:
     planning: float
     sparse: float
     difference: float
+    kernels: Mapping[str, float]
 
     @property
-    def correct(self) -> bool:
-        """Whether a plan that keeps everything gave dense attention."""
-        return self.difference <= _TOLERANCE
+    def wrong(self) -> list[str]:
+        """What is wrong: a plan that keeps everything is not dense attention, or a kernel is not
+        its plain form."""
+        found = {"everything kept": self.difference, **self.kernels}
+        return [f"{name} by {apart:.3f}" for name, apart in found.items() if apart > _TOLERANCE]
 
 
 def measure(
@@ -50,17 +55,16 @@ def measure(
     heads: int | None = None,
     size: int = 128,
     budget: float = 0.2,
-) -> list[Row]:
-    """Time one layer of random clustered tokens at several sizes, after a check of the result."""
+) -> Iterator[Row]:
+    """Time one layer of random clustered tokens at several sizes, after a check of the result and
+    of every kernel: one row after another."""
     fast = device.type == "cuda"
     dtype = torch.bfloat16 if fast else torch.float32
     heads = heads or (10 if fast else 2)
     config = SVOOConfig.paper().always_sparse()
     config = replace(config, mass=budget)
-    return [
-        _measure(_tokens(count, heads, size, dtype, device), config)
-        for count in tokens or TOKENS["cuda" if fast else "cpu"]
-    ]
+    for count in tokens or TOKENS["cuda" if fast else "cpu"]:
+        yield _measure(_tokens(count, heads, size, dtype, device), config)
 
 
 def _measure(tokens: tuple[Tensor, Tensor, Tensor], config: SVOOConfig) -> Row:
@@ -79,10 +83,11 @@ def _measure(tokens: tuple[Tensor, Tensor, Tensor], config: SVOOConfig) -> Row:
         query.shape[2],
         backend,
         float(made.density().mean()),
-        _milliseconds(lambda: scaled_dot_product_attention(query, key, value), query.device),
-        _milliseconds(plan, query.device),
-        _milliseconds(lambda: attend(query, key, value, made), query.device),
+        milliseconds(lambda: scaled_dot_product_attention(query, key, value), query.device),
+        milliseconds(plan, query.device),
+        milliseconds(lambda: attend(query, key, value, made), query.device),
         float(apart / exact[:, :, rows].float().abs().amax()),
+        check_kernels(tokens, made),
     )
 
 
@@ -101,7 +106,7 @@ def _tokens(
     return query, key, value
 
 
-def _milliseconds(call: Callable[[], object], device: torch.device, runs: int = 3) -> float:
+def milliseconds(call: Callable[[], object], device: torch.device, runs: int = 3) -> float:
     """Return the least of a few runs, after one that warms up."""
     best = math.inf
     for run in range(runs + 1):
@@ -130,9 +135,11 @@ def as_text(rows: Sequence[Row], device: torch.device) -> str:
     ]
     for row in rows:
         speed = row.dense / (row.planning + row.sparse)
-        verdict = "right" if row.correct else f"WRONG by {row.difference:.3f}"
+        verdict = f"WRONG: {', '.join(row.wrong)}" if row.wrong else "right"
         lines.append(
             f"{row.tokens:6d} {row.backend:10s} {row.density:7.3f}  {row.dense:8.2f} "
             f"{row.planning:8.2f} {row.sparse:10.2f} {speed:8.2f}x  {verdict}"
         )
+    names = ", ".join(rows[0].kernels) if rows else "none"
+    lines.append(f"checked against torch at every size: everything kept, {names}")
     return "\n".join(lines)

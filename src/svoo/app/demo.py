@@ -4,7 +4,6 @@ side."""
 from __future__ import annotations
 
 import base64
-import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from svoo.app.density_map import draw_density
 from svoo.catalogue import find_model
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.metrics.video import write_video
@@ -72,7 +72,7 @@ def write_results(
     for trial in trials:
         write_video(trial.frames, out / f"{trial.name}.mp4")
     write_video(side_by_side(trials), out / "side-by-side.mp4")
-    picture = draw_density(trials)
+    picture = draw_density({trial.name: trial.stats for trial in trials})
     write_atomically(out / "density.png", picture)
     results = {
         "prompt": prompt,
@@ -124,27 +124,6 @@ def side_by_side(trials: Sequence[Trial]) -> NDArray[np.float32]:
         above = np.broadcast_to(strip, (frames, *strip.shape))
         parts.append(np.concatenate([above, trial.frames], axis=1))
     return np.concatenate(parts, axis=2)
-
-
-def draw_density(trials: Sequence[Trial]) -> bytes:
-    """Draw the density of every layer and head in the sparse modes, as a PNG."""
-    from matplotlib.figure import Figure
-
-    sparse = [trial for trial in trials if trial.stats.density is not None]
-    # Above one another and in large type, for a phone's narrow screen.
-    figure = Figure(figsize=(5, 3 * len(sparse)), layout="constrained")
-    for axes, trial in zip(figure.subplots(len(sparse), squeeze=False)[:, 0], sparse, strict=True):
-        rows = [row.density_by_head for row in trial.stats.layers]
-        heads = max(len(row) for row in rows if row)
-        table = np.array([row or [1.0] * heads for row in rows])  # a dense layer computes all
-        shown = axes.imshow(table, aspect="auto", vmin=0, vmax=1, cmap="viridis")
-        title = f"{trial.name}: density {trial.density:.3f}"
-        axes.set(title=title, xlabel="head", ylabel="layer")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        figure.colorbar(shown, ax=axes)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110)
-    return picture.getvalue()
 
 
 def _page(trials: Sequence[Trial], results: dict[str, Any], picture: bytes, out: Path) -> str:

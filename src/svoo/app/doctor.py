@@ -23,6 +23,9 @@ OPTIONAL = {
     "accelerate": "offloading",
     "av": "reading and writing mp4",
     "matplotlib": "pictures of profiles and benchmarks",
+    "fastapi": "svoo ui",
+    "uvicorn": "svoo ui",
+    "python-multipart": "svoo ui",
     "triton": "GPU kernels",
     "flashinfer-python": "GPU attention over variable blocks",
 }

@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from svoo.core.clustering import choose_implementation
+from svoo.core.eigen import eigen
+from svoo.core.far_field import find_moments
 from svoo.core.validate import accumulation_dtype, inference_only
 
 _PLACE_BITS, _VALUE_BITS = 18, 32  # of an integer that holds segment, value and place
@@ -45,16 +48,18 @@ def split_evenly(
     *,
     sample: int | None = None,
     generator: torch.Generator | None = None,
+    turn: bool = True,
 ) -> Balanced:
     """Group points `[B, H, N, D]` into clusters of `size`, the last one perhaps smaller.
 
-    The points are turned onto their principal axes. Then every group of more than `size` is cut
-    along the axis where it varies most; equal numbers keep their order. `sample` estimates
-    variances from so many random points of a group (with replacement, by `generator`), None takes
-    all. The sizes depend on N alone, so nothing waits for the device.
+    The points are turned onto their principal axes, unless `turn=False` says that they are. Then
+    every group of more than `size` is cut along the axis where it varies most; equal numbers keep
+    their order. `sample` estimates variances from so many random points of a group (with
+    replacement, by `generator`), None takes all. The sizes depend on N alone, so nothing but the
+    turning waits for the device.
     """
     batch, heads, count, width = points.shape
-    axes = turn_to_axes(points).flatten(0, 1)  # [P, N, D]
+    axes = (turn_to_axes(points) if turn else points).flatten(0, 1)  # [P, N, D]
     order = torch.arange(count, device=points.device).expand(len(axes), count)
     groups = [count]
     while max(groups) > size:
@@ -74,14 +79,13 @@ def turn_to_axes(points: Tensor) -> Tensor:
     float32 or wider."""
     wide = points.to(accumulation_dtype(points))
     centred = wide - wide.mean(dim=2, keepdim=True)
-    turn: Tensor = torch.linalg.eigh(centred.transpose(2, 3) @ centred).eigenvectors
-    return centred @ turn
+    return centred @ eigen(centred.transpose(2, 3) @ centred).vectors
 
 
 def square_root(moment: Tensor) -> Tensor:
     """Return the symmetric square root of second moments `[B, H, D, D]`; negative eigenvalues,
     which are rounding, count as 0."""
-    values, vectors = torch.linalg.eigh(moment)
+    values, vectors = eigen(moment)
     root: Tensor = vectors * values.clamp(min=0).sqrt().unsqueeze(2) @ vectors.transpose(2, 3)
     return root
 
@@ -100,11 +104,11 @@ def _variances(
 ) -> Tensor:
     """Return the variance of every group along every axis, `[P, groups, D]`."""
     pairs, count, width = axes.shape
-    heads = count * torch.arange(pairs, device=axes.device).unsqueeze(-1)
     if sample is None:
-        rows = (order + heads).flatten()
-        parts = axes.flatten(0, 1).index_select(0, rows).view_as(axes).split(groups, dim=1)
-        return torch.stack([_variance(part) for part in parts], dim=1)
+        sizes = torch.tensor(groups).to(axes.device, non_blocking=True).expand(1, pairs, -1)
+        by = choose_implementation(axes, "auto")
+        return find_moments(axes.unsqueeze(0), order.unsqueeze(0), sizes, by=by).variance[0]
+    heads = count * torch.arange(pairs, device=axes.device).unsqueeze(-1)
     drawn = torch.rand(len(groups), sample, generator=generator, dtype=torch.float64)
     sizes = torch.tensor(groups).unsqueeze(-1)
     starts = sizes.cumsum(dim=0) - sizes

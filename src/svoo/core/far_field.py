@@ -70,6 +70,10 @@ def find_moments(tokens: Tensor, order: Tensor, sizes: Tensor, *, by: Implementa
     `order` `[B, H, N]`, `sizes` `[B, H, C]` of them."""
     if by == "cpp":
         return Moments(*cpp.moments(tokens, order, sizes), sizes)
+    if by == "triton":
+        from svoo.kernels.triton import centroids
+
+        return Moments(*centroids.find_moments(tokens, order, sizes), sizes)
     dtype = accumulation_dtype(tokens)
     rows = order.unsqueeze(-1)
     sorted_tokens = tokens.gather(2, rows.expand_as(tokens)).to(dtype)

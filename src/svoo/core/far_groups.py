@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from svoo.core.clustering import Implementation
 from svoo.core.far_field import Moments, Shares
 from svoo.core.terms import GroupTerms
+from svoo.kernels.cpp import far_field as cpp
 
 LLOYD_STEPS = 4
 
@@ -24,7 +26,9 @@ class KeyGroups:
     value: Tensor
 
 
-def group_keys(key: Moments, value: Moments, groups: int) -> KeyGroups:
+def group_keys(
+    key: Moments, value: Moments, groups: int, *, by: Implementation = "torch"
+) -> KeyGroups:
     """Group key blocks by their mean keys: LLOYD_STEPS steps of k-means, each block weighing as
     many tokens as it has; it begins with blocks 0, Ck / G, 2 Ck / G, ...
 
@@ -32,19 +36,22 @@ def group_keys(key: Moments, value: Moments, groups: int) -> KeyGroups:
     """
     blocks = key.mean.shape[2]
     groups = min(groups, blocks)
+    if by == "cpp":
+        return KeyGroups(*cpp.group_blocks(key.mean, value.mean, key.sizes, groups, LLOYD_STEPS))
     first = torch.arange(groups, device=key.mean.device) * blocks // groups
     centres, values = key.mean[:, :, first], value.mean[:, :, first]
     labels = torch.zeros_like(key.sizes)
+    numbers = torch.arange(groups, device=key.mean.device).unsqueeze(-1)
+    members = count = torch.zeros(())
     for _ in range(LLOYD_STEPS):
         # argmin |c - g|^2 = argmax <c, g> - |g|^2 / 2
         scores = key.mean @ centres.transpose(2, 3)
         scores = scores - 0.5 * centres.square().sum(dim=-1).unsqueeze(2)
         labels = scores.max(dim=-1).indices  # on a CPU faster than `argmax`
-        members = torch.nn.functional.one_hot(labels, groups).to(key.mean)
-        members = (members * key.sizes.unsqueeze(-1)).transpose(2, 3)
+        members = (labels.unsqueeze(2) == numbers) * key.sizes.unsqueeze(2).to(key.mean)
         count = members.sum(dim=-1, keepdim=True)
         centres = torch.where(count > 0, members @ key.mean / count.clamp(min=1), centres)
-        values = torch.where(count > 0, members @ value.mean / count.clamp(min=1), values)
+    values = torch.where(count > 0, members @ value.mean / count.clamp(min=1), values)
     return KeyGroups(labels, centres, values)
 
 
@@ -63,21 +70,13 @@ def grouping_error(
     s2 = scale^2 sum over axes of (variance of queries in i) (c_j - c_g)^2; v_j, c_j the block's
     mean value and key, v_g, c_g the group's.
     """
-    logit_variance, value_apart = distances_from_groups(query, key, value, groups, scale=scale)
-    length: Tensor = value.mean.norm(dim=-1).unsqueeze(2)
-    spread = logit_variance.sqrt() * value_apart.unsqueeze(2)
-    return weights * (spread + 0.5 * logit_variance * length)
-
-
-def distances_from_groups(
-    query: Moments, key: Moments, value: Moments, groups: KeyGroups, *, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return s2 `[B, H, Cq, Ck]` and |v_j - v_g| `[B, H, Ck]` of `grouping_error`."""
     group_of = groups.labels.unsqueeze(-1).expand(*groups.labels.shape, key.mean.shape[3])
     apart = (key.mean - groups.key.gather(2, group_of)).square()
     logit_variance = (query.variance * scale**2) @ apart.transpose(2, 3)
     value_apart: Tensor = (value.mean - groups.value.gather(2, group_of)).norm(dim=-1)
-    return logit_variance, value_apart
+    length: Tensor = value.mean.norm(dim=-1).unsqueeze(2)
+    spread = logit_variance.sqrt() * value_apart.unsqueeze(2)
+    return weights * (spread + 0.5 * logit_variance * length)
 
 
 def group_terms(
@@ -96,18 +95,21 @@ def group_terms(
     bias so that q_i gives the term what it gave its blocks: log_total + log sum w - q_i.key *
     scale. Minus infinity where a group has no such block.
     """
-    dtype = query_mean.dtype
     own = shares.weights * far
     count = groups.key.shape[2]
-    sums, keys, values = [], [], []
-    for group in range(count):  # together they would be G times [Cq, Ck]
-        part = own * (groups.labels == group).unsqueeze(2)
-        share = part.sum(dim=-1, keepdim=True)
-        part = part / share.where(share > 0, 1)
-        sums.append(share)
-        keys.append((part @ key_mean.to(part)).to(dtype))
-        values.append((part @ value.mean).to(dtype))
-    key, share = torch.stack(keys, dim=3), torch.cat(sums, dim=3)
+    # One product for all groups: its other side holds a block's numbers in its group's columns.
+    numbers = torch.arange(count, device=own.device)
+    members = groups.labels.unsqueeze(-1) == numbers  # [B, H, Ck, G]
+    share = own @ members.to(own)
+    sums = [
+        (own @ (members.unsqueeze(-1) * side.to(own).unsqueeze(3)).flatten(3)).unflatten(
+            3, (count, -1)
+        )
+        for side in (key_mean, value.mean)
+    ]
+    key, values = (
+        (part / share.where(share > 0, 1).unsqueeze(-1)).to(query_mean.dtype) for part in sums
+    )
     product = (key.to(own) * query_mean.to(own).unsqueeze(3)).sum(dim=-1) * scale
     bias = shares.log_total.unsqueeze(-1) + share.log() - product
-    return GroupTerms(bias.float(), key, torch.stack(values, dim=3))
+    return GroupTerms(bias.float(), key, values)

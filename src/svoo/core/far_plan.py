@@ -19,7 +19,6 @@ from svoo.core.far_field import (
 )
 from svoo.core.far_groups import (
     KeyGroups,
-    distances_from_groups,
     group_keys,
     group_terms,
     grouping_error,
@@ -57,7 +56,7 @@ def choose_tiers(
     third tier."""
     token = seen.value.dtype
     query_mean, key_mean = query.mean.to(token), key.mean.to(token)
-    key_groups = group_keys(key, value, groups) if groups else None
+    key_groups = group_keys(key, value, groups, by=by) if groups else None
     if by == "cpp":
         return _choose_in_cpp(
             seen, query, key, value, key_groups, tolerance=tolerance, weight=weight, scale=scale
@@ -68,7 +67,8 @@ def choose_tiers(
     middle = ~keep & (key.sizes > 0).unsqueeze(2)
     if key_groups is None:
         return Tiers(keep, middle, None)
-    loss = grouping_error(shares.weights, query, key, value, key_groups, scale=scale)
+    rounded = replace(key, mean=key_mean.to(key.mean))
+    loss = grouping_error(shares.weights, query, rounded, value, key_groups, scale=scale)
     far = middle & (loss * weight.to(loss).view(-1, 1, 1) < tolerance)
     terms = group_terms(far, shares, query_mean, key_mean, value, key_groups, scale=scale)
     return Tiers(keep, middle & ~far, terms)
@@ -86,19 +86,13 @@ def _choose_in_cpp(
     scale: float,
 ) -> Tiers:
     token = seen.value.dtype
-    means = query.mean.to(token).float(), key.mean.to(token).float(), value.mean
-    logits = means[0] @ means[1].transpose(2, 3) * scale
-    spreads = (query.variance * scale**2) @ key.variance.transpose(2, 3)
-    shared: tuple[Tensor, ...] = ()
-    if groups is not None:
-        apart = distances_from_groups(query, key, value, groups, scale=scale)
-        shared = (apart[0], groups.labels, value.mean.norm(dim=-1), apart[1])
     keep, middle, *terms = cpp.choose_tiers(
-        (logits, seen.bias, spreads, seen.length, value.spread, key.sizes),
-        means,
+        (seen.bias, seen.length),
+        (query.mean.to(token), key.mean.to(token), value.mean),
+        (query.variance, key.variance, value.variance),
+        key.sizes,
         weight,
-        shared,
-        0 if groups is None else groups.key.shape[2],
+        None if groups is None else (groups.labels, groups.key, groups.value),
         scale=scale,
         tolerance=tolerance,
         token=token,

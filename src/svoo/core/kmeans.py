@@ -21,6 +21,7 @@ from svoo.core.clustering import (
     start_centroids,
     update_centroids,
 )
+from svoo.core.heads import ALL_HEADS, Heads
 from svoo.core.validate import accumulation_dtype, inference_only
 
 _LOOK_EVERY = 5  # iterations between two looks at a device that would have to be waited for
@@ -70,6 +71,7 @@ def group_by_distance(
     *,
     tolerance: float = 0.0,
     empty_to_zero: bool = False,
+    heads: Heads = ALL_HEADS,
     implementation: Implementation = "auto",
 ) -> Grouped:
     """Group tokens `[B, H, N, D]` around centroids that begin at `start` `[B, H, C, D]`.
@@ -77,7 +79,7 @@ def group_by_distance(
     A token goes to the nearest centroid, the first of equals; a centroid becomes the mean of its
     tokens; one without any stays, or becomes 0 with `empty_to_zero`. Labels and sizes belong to
     the centroids before the last update. Once no centroid of any head moves by `tolerance` (0:
-    never), all stay as they were before that update, and it is over.
+    never), all stay as they were before that update, and it is over. `heads`: where they are.
     """
     by = choose_implementation(tokens, implementation)
     centroids = start.to(accumulation_dtype(tokens))
@@ -95,7 +97,8 @@ def group_by_distance(
             moved = torch.where(clusters.sizes.unsqueeze(-1) > 0, moved, 0)
         if tolerance > 0:
             # Where it is over, further rounds repeat the last one: nobody has to wait for this.
-            over = over | ((moved - centroids).norm(dim=-1).amax() < tolerance)
+            shift = (moved - centroids).norm(dim=-1).transpose(0, 1)
+            over = over | (heads.largest(shift) < tolerance)
             moved = torch.where(over, centroids, moved)
         centroids = moved
         looks = tokens.device.type == "cpu" or number % _LOOK_EVERY == 0
@@ -105,14 +108,13 @@ def group_by_distance(
     return Grouped(Clusters(clusters.labels, centroids, clusters.sizes), rounds)
 
 
-def draw_with_replacement(tokens: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def draw_with_replacement(
+    tokens: Tensor, count: int, generator: torch.Generator, heads: Heads = ALL_HEADS
+) -> Tensor:
     """Return `count` random tokens of each head of `[B, H, N, D]`, perhaps some twice: `[B, H,
     count, D]`."""
-    batch, heads, length, size = tokens.shape
-    shape = (batch, heads, count)
-    places = torch.randint(length, shape, generator=generator, device=generator.device)
-    places = places.to(tokens.device, non_blocking=True).unsqueeze(-1)
-    return tokens.gather(2, places.expand(*shape, size))
+    places = heads.draw_places(tokens, count, generator).unsqueeze(-1)
+    return tokens.gather(2, places.expand(-1, -1, -1, tokens.shape[3]))
 
 
 @dataclass
@@ -136,6 +138,7 @@ class WarmKMeans:
         counts: tuple[int, int],
         videos: Sequence[int],
         generator: torch.Generator,
+        heads: Heads = ALL_HEADS,
     ) -> tuple[CoClusters, float]:
         """Return the clusters of query `[B, H, N, D]` and key `[B, H, M, D]`, and the products of
         tokens and centroids that they took as a share of N x M.
@@ -151,15 +154,16 @@ class WarmKMeans:
             rounds = self.iterations
             if start is None:
                 rounds = self.first_iterations
-                start = pick_samples(
-                    draw_with_replacement(pick_samples(tokens, places), count, generator), videos
-                )
+                firsts = pick_samples(tokens, places)
+                drawn = draw_with_replacement(firsts, count, generator, heads)
+                start = pick_samples(drawn, videos)
             made = group_by_distance(
                 tokens,
                 start,
                 rounds,
                 tolerance=self.tolerance,
                 empty_to_zero=self.empty_to_zero,
+                heads=heads,
             )
             self.centroids[name] = pick_samples(
                 made.clusters.centroids, [last[v] for v in sorted(last)]

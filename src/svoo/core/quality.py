@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan
@@ -54,6 +55,42 @@ def recall(
     if real is None:
         return total / len(picked)
     return total / real[:, picked].sum(dim=1, keepdim=True).clamp(min=1)
+
+
+@inference_only
+def sampled_error(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    *,
+    rows: int,
+    generator: torch.Generator,
+    layout: VideoLayout | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Return (|output - dense| / |dense|)^2 over some random video queries, `[B, H]`.
+
+    query, output `[B, H, N, D]`, key, value `[B, H, M, D]`. Draws `rows` queries, perhaps some
+    twice, the same ones for every head, and attends from them to all real keys: rows / N of what
+    dense attention costs. Squares have a mean that does not depend on `rows`; roots have not.
+    Waits for no device.
+    """
+    first, count = (0, query.shape[2]) if layout is None else (layout.video_start, layout.video)
+    drawn = torch.randint(count, (rows,), generator=generator, device=generator.device) + first
+    drawn = drawn.to(query.device, non_blocking=True)
+    mask = None if layout is None else layout.real_tokens()
+    mask = None if mask is None else mask[:, None, None].to(query.device)
+    dtype = accumulation_dtype(query)
+    dense = scaled_dot_product_attention(
+        query.index_select(2, drawn),
+        key,
+        value,
+        attn_mask=mask,
+        scale=default_scale(query, scale),
+    ).to(dtype)
+    wrong = (output.index_select(2, drawn).to(dtype) - dense).square().sum(dim=(2, 3))
+    return wrong / dense.square().sum(dim=(2, 3)).clamp(min=torch.finfo(dtype).tiny)
 
 
 def output_error(output: Tensor, dense: Tensor) -> Tensor:

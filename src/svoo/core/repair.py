@@ -13,6 +13,7 @@ from torch import Tensor
 
 from svoo.core.block_errors import rows_of_labels
 from svoo.core.clustering import choose_implementation, update_centroids
+from svoo.core.eigen import eigen
 from svoo.core.plan import BlockPlan
 from svoo.core.validate import accumulation_dtype, default_scale, inference_only
 
@@ -112,8 +113,10 @@ def repair_output(
     x, y = root * (found - mean) / spread, root * (missed - mean_missed)
     gram = x @ x.transpose(2, 3)
     gram.diagonal(dim1=2, dim2=3).add_(ridge)
-    fit = x.transpose(2, 3) @ torch.cholesky_solve(y, torch.linalg.cholesky(gram))  # [.., D, D]
-    vectors = torch.linalg.eigh(y.transpose(2, 3) @ y).eigenvectors  # rising
+    fit = x.transpose(2, 3) @ torch.cholesky_solve(
+        y, torch.linalg.cholesky_ex(gram).L
+    )  # [.., D, D]
+    vectors = eigen(y.transpose(2, 3) @ y).vectors  # rising
     basis = vectors[..., max(0, vectors.shape[-1] - rank) :]
     change = fit @ basis @ basis.transpose(2, 3) / spread.transpose(2, 3)
     repaired: Tensor = wide + (wide - mean) @ change + mean_missed

@@ -13,6 +13,7 @@ from svoo.methods.clusterattention import ClusterAttentionConfig
 from svoo.methods.dense import DenseConfig
 from svoo.methods.draft import DraftAttentionConfig
 from svoo.methods.dsv import DSVConfig
+from svoo.methods.knobs import Knob
 from svoo.methods.pisa import PISAConfig
 from svoo.methods.radial import RadialConfig
 from svoo.methods.rainfusion import RainFusionConfig
@@ -34,7 +35,8 @@ from svoo.methods.xattention import XAttentionConfig
 class MethodRow:
     """One method: its config class, where it is from, what it keeps and what becomes of the rest.
 
-    `trained`: its authors train the model with it; here its choice of blocks runs without.
+    `trained`: its authors train the model with it; here its choice of blocks runs without. `knob`
+    is the setting that makes it keep more or less, if it has one.
     """
 
     name: str
@@ -43,6 +45,7 @@ class MethodRow:
     keeps: str
     rest: str
     trained: bool = False
+    knob: Knob | None = None
 
 
 METHODS: tuple[MethodRow, ...] = (
@@ -53,6 +56,7 @@ METHODS: tuple[MethodRow, ...] = (
         "SVOO, ICML 2026",
         "blocks of clusters, as many as each head needs",
         "one term per left-out block",
+        knob=Knob("tolerance", 10.0, 1e-6, geometric=True),
     ),
     MethodRow(
         "spargeattn",
@@ -60,6 +64,7 @@ METHODS: tuple[MethodRow, ...] = (
         "SpargeAttn, arXiv 2502.18137",
         "the best blocks by the attention of their means, and those that no mean speaks for",
         "dropped",
+        knob=Knob("topk", 0.0, 1.0),
     ),
     MethodRow(
         "radial",
@@ -67,6 +72,7 @@ METHODS: tuple[MethodRow, ...] = (
         "Radial Attention, arXiv 2506.19852",
         "a fixed window that shrinks with the distance of frames",
         "dropped",
+        knob=Knob("decay", 1e-3, 1e3, geometric=True),
     ),
     MethodRow(
         "sol",
@@ -74,6 +80,7 @@ METHODS: tuple[MethodRow, ...] = (
         "Sol-Attn, arXiv 2607.24027",
         "blocks whose mean logit stands out of its row, and neighbours",
         "one mean term per left-out block",
+        knob=Knob("tau", 6.0, -6.0),
     ),
     MethodRow(
         "pisa",
@@ -81,6 +88,7 @@ METHODS: tuple[MethodRow, ...] = (
         "PISA, arXiv 2602.01077",
         "the best blocks by their means",
         "mean terms and one first-order correction",
+        knob=Knob("density", 0.0, 1.0),
     ),
     MethodRow(
         "xattention",
@@ -88,6 +96,7 @@ METHODS: tuple[MethodRow, ...] = (
         "XAttention, arXiv 2503.16428",
         "blocks that cover a mass, estimated along antidiagonals",
         "dropped",
+        knob=Knob("mass", 0.0, 1.0),
     ),
     MethodRow(
         "sta",
@@ -103,6 +112,7 @@ METHODS: tuple[MethodRow, ...] = (
         "chunks of the video for each query token",
         "dropped",
         trained=True,
+        knob=Knob("threshold", 0.0, 1.0),
     ),
     MethodRow(
         "dsv",
@@ -111,6 +121,7 @@ METHODS: tuple[MethodRow, ...] = (
         "the best key tokens for groups of queries",
         "dropped",
         trained=True,
+        knob=Knob("sparsity", 1.0, 0.0),
     ),
     MethodRow(
         "draft",
@@ -118,6 +129,7 @@ METHODS: tuple[MethodRow, ...] = (
         "DraftAttention, arXiv 2505.14708",
         "blocks above one threshold per head of pooled attention",
         "dropped",
+        knob=Knob("sparsity", 1.0, 0.0),
     ),
     MethodRow(
         "vsa",
@@ -126,6 +138,7 @@ METHODS: tuple[MethodRow, ...] = (
         "the best 3-D tiles by their means",
         "dropped",
         trained=True,
+        knob=Knob("sparsity", 1.0, 0.0),
     ),
     MethodRow(
         "bsa",
@@ -134,6 +147,7 @@ METHODS: tuple[MethodRow, ...] = (
         "3-D tiles that cover a mass, as the tile's unlike queries see it",
         "dropped",
         trained=True,
+        knob=Knob("mass", 0.0, 1.0),
     ),
     MethodRow(
         "rainfusion",
@@ -141,6 +155,7 @@ METHODS: tuple[MethodRow, ...] = (
         "RainFusion, arXiv 2505.21036",
         "a band in the order of tokens that suits the head, and the first frame",
         "dropped",
+        knob=Knob("sparsity", 1.0, 0.0),
     ),
     MethodRow(
         "rainfusion2",
@@ -148,6 +163,7 @@ METHODS: tuple[MethodRow, ...] = (
         "RainFusion 2, Ascend MindIE-SD",
         "the best blocks of windows by their means, and the first frame",
         "dropped",
+        knob=Knob("sparsity", 1.0, 0.0),
     ),
     MethodRow(
         "adaspa",
@@ -155,6 +171,7 @@ METHODS: tuple[MethodRow, ...] = (
         "AdaSpa, arXiv 2502.21079",
         "the best blocks of exact attention at two steps",
         "dropped",
+        knob=Knob("sparsity", 1.0, 0.0),
     ),
     MethodRow(
         "svg1",
@@ -162,6 +179,7 @@ METHODS: tuple[MethodRow, ...] = (
         "Sparse VideoGen, arXiv 2502.01776",
         "a band in the order of space or of time, per head",
         "dropped",
+        knob=Knob("density", 1e-3, 1.0),
     ),
     MethodRow(
         "svg2",
@@ -169,6 +187,7 @@ METHODS: tuple[MethodRow, ...] = (
         "Sparse VideoGen2, arXiv 2505.18875",
         "blocks of k-means clusters that cover a mass",
         "dropped",
+        knob=Knob("mass", 1e-3, 1.0),
     ),
     MethodRow(
         "svg-ear",
@@ -176,6 +195,7 @@ METHODS: tuple[MethodRow, ...] = (
         "SVG-EAR, arXiv 2603.08982",
         "blocks of k-means clusters with the largest error",
         "one term per left-out block",
+        knob=Knob("mass", 1e-3, 1.0),
     ),
     MethodRow(
         "clusterattention",
@@ -183,6 +203,7 @@ METHODS: tuple[MethodRow, ...] = (
         "ClusterAttention, arXiv 2608.26965",
         "a share of equal-size clusters, made in the other side's metric",
         "one term per left-out block",
+        knob=Knob("keep", 1e-3, 1.0),
     ),
     MethodRow(
         "adacluster",
@@ -190,6 +211,7 @@ METHODS: tuple[MethodRow, ...] = (
         "AdaCluster, arXiv 2604.18348",
         "the best key clusters by their centroids",
         "dropped",
+        knob=Knob("keep", 1, 1243, whole=True),
     ),
     MethodRow(
         "sparsepr",
@@ -197,6 +219,7 @@ METHODS: tuple[MethodRow, ...] = (
         "SparsePR, arXiv 2608.18484",
         "a fixed number of keys, by k-means clusters with the largest error",
         "dropped, then the output is repaired from a few exact rows",
+        knob=Knob("density", 1e-3, 1.0),
     ),
 )
 PRESETS = ("paper", "release")  # SVOO's, accepted as names of methods

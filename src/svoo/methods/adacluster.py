@@ -10,26 +10,24 @@ import torch
 from torch import Tensor
 
 from svoo.catalogue import find_model
-from svoo.core.clustering import CoClusters, scale_clusters
+from svoo.core.blocks import keep_top
+from svoo.core.clustering import CoClusters
 from svoo.core.kmeans import WarmKMeans
 from svoo.core.plan import BlockPlan, plan_from_clusters
 from svoo.core.selection import coarse_mass
 from svoo.methods.base import (
     Call,
-    Dense,
     Method,
-    MethodConfig,
     Run,
     require,
     require_choice,
     require_count,
-    require_switch,
 )
-from svoo.methods.warm_up import warm_up
+from svoo.methods.k_means import KMeansConfig, KMeansMethod
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaClusterConfig(MethodConfig):
+class AdaClusterConfig(KMeansConfig):
     """AdaCluster (CVPR 2026, arXiv 2604.18348; USTC-MLSys-Team/Adacluster e7bed1c).
 
     The rule of its code, which is not its paper's: queries and keys are clustered apart by k-means
@@ -50,17 +48,14 @@ class AdaClusterConfig(MethodConfig):
     score: Literal["quest", "mass"] = "quest"
     first_iterations: int = 3
     iterations: int = 1
-    scale_clusters: bool = True
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
         super().__post_init__()
-        for name in ("query_clusters", "key_clusters", "keep", "first_iterations", "iterations"):
-            require_count(name, getattr(self, name), 1)
+        require_count("keep", self.keep, 1)
         expected = f"at most the {self.key_clusters} key clusters"
         require("keep", self.keep, expected, fits=self.keep <= self.key_clusters)
         require_choice("score", self.score, ("quest", "mass"))
-        require_switch("scale_clusters", self.scale_clusters)
 
     @classmethod
     def for_model(cls, model: str) -> Self:
@@ -75,42 +70,21 @@ class AdaClusterConfig(MethodConfig):
         return _AdaClusterMethod(self, run)
 
 
-class _AdaClusterMethod:
-    """AdaCluster over a run: a pair of centroid sets for every (stage, layer)."""
-
-    def __init__(self, config: AdaClusterConfig, run: Run) -> None:
-        self.config = config
-        self.run = run
-        self._states: dict[tuple[int, int, int, int], WarmKMeans] = {}
-
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+class _AdaClusterMethod(KMeansMethod[AdaClusterConfig]):
+    def start_state(self) -> WarmKMeans:
         config = self.config
-        dense = warm_up(config, self.run.steps, call)
-        if dense is not None:
-            return dense
-        counts, count = (config.query_clusters, config.key_clusters), config.keep
-        if config.scale_clusters:
-            counts = (
-                scale_clusters(counts[0], query.shape[2]),
-                scale_clusters(counts[1], key.shape[2]),
-            )
-            count = max(1, round(config.keep * counts[1] / config.key_clusters))
-        place = call.stage, call.layer, call.sample, call.head_offset
-        kept = WarmKMeans(
+        return WarmKMeans(
             config.first_iterations, config.iterations, tolerance=0.0, empty_to_zero=True
         )
-        state = self._states.setdefault(place, kept)
-        with call.watch("clustering"):
-            videos, chance = call.videos(len(query)), call.chance(config.seed)
-            clusters, work = state.cluster(query, key, counts, videos, chance)
-        call.count("clustering", work)
-        with call.watch("selection"):
-            keep = keep_top(score_clusters(clusters, config.score, call.scale), clusters, count)
-            return plan_from_clusters(clusters, keep, compensate=False)
 
-    @property
-    def state_bytes(self) -> int:
-        return sum(state.nbytes for state in self._states.values())
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:  # noqa: ARG002
+        config = self.config
+        clusters = self.cluster(query, key, call)
+        share = clusters.key.sizes.shape[2] / config.key_clusters
+        with call.watch("selection"):
+            scores = score_clusters(clusters, config.score, call.scale)
+            keep = keep_best(scores, clusters, max(1, round(config.keep * share)))
+            return plan_from_clusters(clusters, keep, compensate=False)
 
 
 def score_clusters(
@@ -123,10 +97,8 @@ def score_clusters(
     return query.clamp(min=0) @ key.clamp(min=0) + query.clamp(max=0) @ key.clamp(max=0)
 
 
-def keep_top(scores: Tensor, clusters: CoClusters, count: int) -> Tensor:
+def keep_best(scores: Tensor, clusters: CoClusters, count: int) -> Tensor:
     """Return the `count` best key clusters of each query cluster, the first of equals, empty ones
     last and never kept: bool `[B, H, Cq, Ck]`."""
     filled = (clusters.key.sizes > 0).unsqueeze(2)
-    ranked = scores.masked_fill(~filled, -torch.inf)
-    best = ranked.argsort(dim=-1, descending=True, stable=True)[..., :count]
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, value=True) & filled
+    return keep_top(scores.masked_fill(~filled, -torch.inf), count) & filled

@@ -22,21 +22,21 @@ import torch
 from torch import Tensor
 
 from svoo.core.blocks import keep_top
+from svoo.core.heads import ALL_HEADS, Heads
 from svoo.core.plan import BlockPlan
 from svoo.core.tiles import cut_evenly
 from svoo.core.validate import accumulation_dtype, default_scale
 from svoo.methods.base import (
     Call,
-    Dense,
     MethodConfig,
     Run,
     require,
     require_count,
     require_number,
 )
-from svoo.methods.warm_up import warm_up
+from svoo.methods.warm_up import SparseMethod
 
-_CHUNK = 1 << 19  # probabilities held at a time: they stay in a core's cache
+_CHUNK = 1 << 21  # probabilities held at a time
 _STEPS = 50  # of the run that search_steps counts in
 
 
@@ -69,21 +69,17 @@ class AdaSpaConfig(MethodConfig):
         return AdaSpaMethod(self, run)
 
 
-class AdaSpaMethod:
+class AdaSpaMethod(SparseMethod[AdaSpaConfig]):
     """A mask for every (stage, layer, branch, sample, heads), and the step it was made at."""
 
     def __init__(self, config: AdaSpaConfig, run: Run) -> None:
         """Start with no mask."""
-        self.config = config
-        self.run = run
+        super().__init__(config, run)
         self._searches = [round(step / _STEPS * run.steps) for step in config.search_steps]
         self._masks: dict[tuple[int, int, str, int, int], tuple[int, Tensor]] = {}
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:  # noqa: ARG002
         """Return the blocks of query, key `[B, H, N, D]` and which see which."""
-        dense = warm_up(self.config, self.run.steps, call)
-        if dense is not None:
-            return dense
         blocks = cut_evenly(query.shape[2], self.config.block, query.device)
         branch = call.branch if isinstance(call.branch, str) else " ".join(call.branch)
         place = call.stage, call.layer, branch, call.sample, call.head_offset
@@ -94,7 +90,7 @@ class AdaSpaMethod:
                 sums = probability_sums(
                     query, key, self.config.block, default_scale(query, call.scale)
                 )
-                keep = choose_blocks(sums, self.config)
+                keep = choose_blocks(sums, self.config, call.heads)
             call.count("search", 0.5)
             self._masks[place] = call.step, keep
         return blocks.plan(keep)
@@ -107,21 +103,21 @@ class AdaSpaMethod:
 
 def probability_sums(query: Tensor, key: Tensor, block: int, scale: float) -> Tensor:
     """Return the attention probability from query `[B, H, N, D]` to key `[B, H, M, D]` summed over
-    blocks of tokens in their order, `[B, H, Cq, Ck]`. Rows go in chunks."""
+    blocks of tokens in their order, `[B, H, Cq, Ck]`. Rows go in chunks, through one buffer."""
     dtype = accumulation_dtype(query)
     tokens, keys = query.shape[2], key.shape[2]
-    rows_at_a_time = max(1, _CHUNK // (keys * block)) * block
-    heads = []
+    rows_at_a_time = min(tokens, max(1, _CHUNK // (keys * block)) * block)
+    room = query.new_empty(rows_at_a_time, keys, dtype=dtype)
+    sums = []
     for rows, columns in zip(query.flatten(0, 1), key.flatten(0, 1), strict=True):
-        scaled, transposed = rows.to(dtype) * scale, columns.to(dtype).mT
-        parts = []
+        scaled, transposed = rows.to(dtype) * scale, columns.to(dtype).mT.contiguous()
         for part in scaled.split(rows_at_a_time):
-            weights = (part @ transposed).softmax(dim=-1)
-            by_row = _sum_blocks(weights, block)
-            parts.append(_sum_blocks(by_row.mT, block).mT)
-        heads.append(torch.cat(parts))
+            weights = torch.mm(part, transposed, out=room[: len(part)])
+            torch.softmax(weights, dim=-1, out=weights)
+            by_block = torch.stack([own.sum(dim=0) for own in weights.split(block)])
+            sums.append(_sum_blocks(by_block, block))
     shape = *query.shape[:2], -(-tokens // block), -(-keys // block)
-    return torch.stack(heads).view(shape)
+    return torch.cat(sums).view(shape)
 
 
 def _sum_blocks(values: Tensor, block: int) -> Tensor:
@@ -134,19 +130,23 @@ def _sum_blocks(values: Tensor, block: int) -> Tensor:
     return torch.cat((sums, rest.sum(dim=-1, keepdim=True)), dim=-1)
 
 
-def choose_blocks(sums: Tensor, config: AdaSpaConfig) -> Tensor:
+def choose_blocks(sums: Tensor, config: AdaSpaConfig, heads: Heads = ALL_HEADS) -> Tensor:
     """Return the best blocks of each row of sums `[B, H, Cq, Ck]`, more in heads that need more:
-    bool `[B, H, Cq, Ck]`."""
-    blocks, heads, sparsity = sums.shape[3], sums.shape[1], config.sparsity
+    bool `[B, H, Cq, Ck]`. Heads on other devices count too."""
+    blocks, sparsity = sums.shape[3], config.sparsity
 
     def kept(share: float) -> int:
         return max(1, round(min(1.0, 1 - share) * blocks))
 
     first = keep_top(sums, kept(sparsity))
     recall = (sums * first).sum(dim=(2, 3)) / sums.sum(dim=(2, 3))  # [B, H]
-    good = (recall > config.recall).sum(dim=-1, keepdim=True).clamp(max=heads // 2)
+    recall = heads.gather(recall.T.contiguous()).T  # of all heads
+    count = recall.shape[1]
+    good = (recall > config.recall).sum(dim=-1, keepdim=True).clamp(max=count // 2)
     ranks = recall.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
     counts = torch.full_like(ranks, kept(sparsity))
     counts = torch.where(ranks < good, kept((1 + sparsity) / 2), counts)
-    counts = torch.where(ranks >= heads - good, kept((3 * sparsity - 1) / 2), counts)
+    counts = torch.where(ranks >= count - good, kept((3 * sparsity - 1) / 2), counts)
+    if count > sums.shape[1]:
+        counts = heads.own(counts, sums.shape[1], dim=1)
     return keep_top(sums, counts[..., None, None])

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import torch
 from torch import Tensor
 
+from svoo.core.heads import Heads, all_are_here
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan
 from svoo.core.random import mix_seeds, seeded
@@ -102,8 +103,9 @@ class Call:
     `layout` says how the video tokens lie and how much text there is besides; None: not known.
     `branch` is the name of the guidance branch ("cond", "uncond"), or one name for each sample of
     the batch. `sample` counts the calls of one forward that attends sample by sample.
-    `head_offset` is the number of the first head shown, where heads are planned in groups or
-    spread over devices. `watch` times a phase; `count(phase, share)` adds work, as a share of the
+    `head_offset` is the number of the first head shown of `total_heads` (None: all are shown),
+    where heads are planned in groups or spread over devices; `heads.gather` then asks the other
+    devices for theirs. `watch` times a phase; `count(phase, share)` adds work, as a share of the
     pairs of dense attention, that is done besides the plan's own pairs and terms.
     """
 
@@ -118,6 +120,13 @@ class Call:
     watch: Watch = unwatched
     count: Callable[[str, float], None] = uncounted
     generator: torch.Generator | None = None
+    total_heads: int | None = None
+    gather_heads: Callable[[Tensor], Tensor] = all_are_here
+
+    @property
+    def heads(self) -> Heads:
+        """Which heads are shown, and the way to the others: for what looks across heads."""
+        return Heads(self.head_offset, self.total_heads, self.gather_heads)
 
     def need_layout(self, method: str) -> VideoLayout:
         """Return the layout, for a method that cannot do without it."""
@@ -167,7 +176,8 @@ class MethodConfig:
 
     `dense_steps` counts steps (int) or is a fraction of them (float); `dense_layers` are the first
     layers. `compensate` says what becomes of left-out blocks: `False` (dropped), "mean" (one term
-    of their mean key and value) or "far" (terms as the query block sees them). `strict` makes
+    of their mean key and value) or "far" (terms as the query block sees them). `measure_error`
+    computes a few queries of each sparse call exactly (`RunStats.error`). `strict` makes
     every dense call outside the warm-up an error, so that a dense run is never taken for a sparse
     one.
     """
@@ -180,6 +190,7 @@ class MethodConfig:
     backend: str = "auto"
     seed: int = 0
     measure_recall: bool = False
+    measure_error: bool = False
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -194,7 +205,7 @@ class MethodConfig:
         is_name = isinstance(self.backend, str)
         require("backend", self.backend, "the name of a backend", fits=is_name)
         require_count("seed", self.seed, 0)
-        for name in ("measure_recall", "strict"):
+        for name in ("measure_recall", "measure_error", "strict"):
             require_switch(name, getattr(self, name))
 
     @classmethod
@@ -227,6 +238,12 @@ def require_number(name: str, value: float, low: float, high: float) -> None:
     fits = isinstance(value, int | float) and not isinstance(value, bool)
     fits = fits and low <= value <= high
     require(name, value, f"a number from {low:g} to {high:g}", fits=fits)
+
+
+def require_share(name: str, value: float) -> None:
+    """Refuse what is no number above 0 and up to 1."""
+    require_number(name, value, 0, 1)
+    require(name, value, "a number above 0", fits=value > 0)
 
 
 def require_count(name: str, value: int, least: int) -> None:

@@ -23,14 +23,13 @@ from svoo.core.tiles import Grid, PerGrid, TokenBlocks, is_sizes, tile_grid
 from svoo.core.validate import accumulation_dtype, default_scale
 from svoo.methods.base import (
     Call,
-    Dense,
     MethodConfig,
     Run,
     require,
     require_count,
     require_number,
 )
-from svoo.methods.warm_up import warm_up
+from svoo.methods.warm_up import SparseMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,21 +57,17 @@ class BSAConfig(MethodConfig):
         return BSAMethod(self, run)
 
 
-class BSAMethod:
+class BSAMethod(SparseMethod[BSAConfig]):
     """Tiles that cover a mass, fresh at every call."""
 
     def __init__(self, config: BSAConfig, run: Run) -> None:
         """Start with no tiles cut."""
-        self.config = config
-        self.run = run
+        super().__init__(config, run)
         self._tiles = PerGrid(lambda grid, device: tile_grid(grid, config.tile, device))
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:  # noqa: ARG002
         """Return the tiles of query, key `[B, H, N, D]` and which see which."""
         config = self.config
-        dense = warm_up(config, self.run.steps, call)
-        if dense is not None:
-            return dense
         tiles = self._tiles.at(call.need_layout("bsa"), query.device)
         with call.watch("selection"):
             queries = mean_of_unlike(query, tiles, config.queries)

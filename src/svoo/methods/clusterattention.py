@@ -11,22 +11,21 @@ from torch import Tensor
 
 from svoo.catalogue import find_model
 from svoo.core.balanced import Balanced, split_evenly, square_root
+from svoo.core.blocks import keep_top
 from svoo.core.clustering import from_labels
 from svoo.core.plan import BlockPlan
 from svoo.core.validate import accumulation_dtype
 from svoo.methods.base import (
     Call,
     Compensate,
-    Dense,
     Method,
     MethodConfig,
     Run,
-    require,
     require_count,
-    require_number,
+    require_share,
     require_switch,
 )
-from svoo.methods.warm_up import warm_up
+from svoo.methods.warm_up import SparseMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +54,7 @@ class ClusterAttentionConfig(MethodConfig):
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
         super().__post_init__()
-        require_number("keep", self.keep, 0, 1)
-        require("keep", self.keep, "a share above 0", fits=self.keep > 0)
+        require_share("keep", self.keep)
         require_count("query_block", self.query_block, 1)
         require_count("key_block", self.key_block, 1)
         require_switch("exact_variance", self.exact_variance)
@@ -72,20 +70,11 @@ class ClusterAttentionConfig(MethodConfig):
         return _ClusterAttentionMethod(self, run)
 
 
-class _ClusterAttentionMethod:
+class _ClusterAttentionMethod(SparseMethod[ClusterAttentionConfig]):
     """ClusterAttention over a run: nothing is remembered."""
 
-    state_bytes = 0
-
-    def __init__(self, config: ClusterAttentionConfig, run: Run) -> None:
-        self.config = config
-        self.run = run
-
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:  # noqa: ARG002
         config = self.config
-        dense = warm_up(config, self.run.steps, call)
-        if dense is not None:
-            return dense
         sample = None if config.exact_variance else query.shape[3]
         chance = call.chance(config.seed)
         with call.watch("clustering"):
@@ -98,9 +87,7 @@ class _ClusterAttentionMethod:
             counts = len(queries.sizes), len(keys.sizes)
             means = from_labels(query, key, queries.labels(), keys.labels(), counts)
             scores = means.query.centroids @ means.key.centroids.transpose(2, 3)
-            best = scores.argsort(dim=-1, descending=True, stable=True)
-            best = best[..., : math.ceil(config.keep * counts[1] - 1e-9)]
-            keep = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, value=True)
+            keep = keep_top(scores, math.ceil(config.keep * counts[1] - 1e-9))
         sizes = [_sizes(side, query) for side in (queries, keys)]
         return BlockPlan(queries.order, keys.order, sizes[0], sizes[1], keep, check=False)
 

@@ -22,7 +22,7 @@ from svoo.core.plan import BlockPlan
 from svoo.core.tiles import PerGrid, is_sizes, tile_grid
 from svoo.core.validate import default_scale
 from svoo.methods.base import Call, Dense, MethodConfig, Run, require, require_number
-from svoo.methods.warm_up import warm_up
+from svoo.methods.warm_up import SparseMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,21 +60,20 @@ class DraftAttentionConfig(MethodConfig):
         return DraftMethod(self, run)
 
 
-class DraftMethod:
+class DraftMethod(SparseMethod[DraftAttentionConfig]):
     """A draft for each call, one threshold for each head."""
 
     def __init__(self, config: DraftAttentionConfig, run: Run) -> None:
         """Read the noise levels; start with no blocks cut."""
-        self.config = config
-        self.run = run
+        super().__init__(config, run)
         self._sigmas: list[float] = [] if run.sigmas is None else run.sigmas.tolist()
         if run.sigmas is None and config.dense_sigma < 1:
             run.note("draft: the noise levels are not known, so no step is dense for its noise")
         self._blocks = PerGrid(lambda grid, device: tile_grid(grid, (1, *config.pool), device))
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
         """Return the blocks of query, key `[B, H, N, D]` and which see which."""
-        dense = self._too_noisy(call) or warm_up(self.config, self.run.steps, call)
+        dense = self._too_noisy(call)
         if dense is not None:
             return dense
         blocks = self._blocks.at(call.need_layout("draft"), query.device)

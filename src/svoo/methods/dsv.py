@@ -21,12 +21,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from svoo.core.eigen import eigen
 from svoo.core.plan import BlockPlan
 from svoo.core.selection import least_of_best
 from svoo.core.tiles import TokenBlocks, cut_evenly
 from svoo.core.validate import accumulation_dtype
-from svoo.methods.base import Call, Dense, MethodConfig, Run, require_count, require_number
-from svoo.methods.warm_up import warm_up
+from svoo.methods.base import Call, MethodConfig, Run, require_count, require_number
+from svoo.methods.warm_up import SparseMethod
 
 _ENTRIES = 1 << 28  # of plans held at a time
 
@@ -54,27 +55,17 @@ class DSVConfig(MethodConfig):
         return DSVMethod(self, run)
 
 
-class DSVMethod:
+class DSVMethod(SparseMethod[DSVConfig]):
     """The best keys for each group of queries, fresh at every call."""
-
-    state_bytes = 0
-
-    def __init__(self, config: DSVConfig, run: Run) -> None:
-        """Remember nothing."""
-        self.config = config
-        self.run = run
 
     def heads_per_plan(self, query: Tensor, key: Tensor) -> int:
         """Return how many heads are planned at a time, so that their plan stays small."""
         groups = -(-query.shape[2] // self.config.group)
         return max(1, _ENTRIES // (query.shape[0] * groups * key.shape[2]))
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:  # noqa: ARG002
         """Return the keys that groups of query `[B, H, N, D]` see of key `[B, H, M, D]`."""
         config = self.config
-        dense = warm_up(config, self.run.steps, call)
-        if dense is not None:
-            return dense
         groups = cut_evenly(query.shape[2], config.group, query.device)
         with call.watch("selection"):
             low_query, low_key = project(query, key, config.rank)
@@ -105,8 +96,14 @@ def choose_keys(query: Tensor, key: Tensor, groups: TokenBlocks, sparsity: float
     """Return the keys `[B, H, M, r]` of largest product with the middle token of each group of
     query `[B, H, N, r]`: bool `[B, H, G, M]`."""
     middle = groups.starts + groups.sizes_tensor // 2
-    scores = query.index_select(2, middle) @ key.mT
-    return scores >= least_of_best(scores, count_keys(key.shape[2], sparsity))
+    speakers, count = query.index_select(2, middle), count_keys(key.shape[2], sparsity)
+    # On a CPU one head at a time: fresh memory costs more than the products.
+    group = 1 if query.device.type == "cpu" else query.shape[1]
+    parts = []
+    for some, keys in zip(speakers.split(group, dim=1), key.split(group, dim=1), strict=True):
+        scores = some @ keys.mT
+        parts.append(scores >= least_of_best(scores, count))
+    return torch.cat(parts, dim=1)
 
 
 def project(query: Tensor, key: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -120,10 +117,10 @@ def project(query: Tensor, key: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     if rank >= query.shape[3]:
         return q, k
     k = k - k.mean(dim=2, keepdim=True)
-    values, vectors = torch.linalg.eigh(q.mT @ q)
+    values, vectors = eigen(q.mT @ q)
     floor = values[..., -1:].clamp(min=torch.finfo(dtype).tiny) * torch.finfo(dtype).eps
     roots = values.clamp(min=floor).sqrt().unsqueeze(-2)
     factor = vectors * roots  # A
     inverse = vectors / roots  # A^-T
-    leading = torch.linalg.eigh(factor.mT @ (k.mT @ k) @ factor).eigenvectors[..., -rank:]
+    leading = eigen(factor.mT @ (k.mT @ k) @ factor).vectors[..., -rank:]
     return q @ (inverse @ leading), k @ (factor @ leading)

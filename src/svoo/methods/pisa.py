@@ -17,7 +17,6 @@ from svoo.methods.base import (
     Call,
     Compensate,
     Corrected,
-    Dense,
     Method,
     MethodConfig,
     Run,
@@ -25,7 +24,7 @@ from svoo.methods.base import (
     require_number,
     require_switch,
 )
-from svoo.methods.warm_up import warm_up
+from svoo.methods.warm_up import SparseMethod
 
 _CHUNK = 1 << 22  # logits of mean terms held at a time
 
@@ -69,20 +68,11 @@ class PISAConfig(MethodConfig):
         return _PISA(self, run)
 
 
-class _PISA:
-    state_bytes = 0
-
-    def __init__(self, config: PISAConfig, run: Run) -> None:
-        self.config = config
-        self.run = run
-
-    def plan(
+class _PISA(SparseMethod[PISAConfig]):
+    def choose(
         self, query: Tensor, key: Tensor, value: Tensor, call: Call
-    ) -> BlockPlan | Corrected | Dense:
+    ) -> BlockPlan | Corrected:
         config = self.config
-        dense = warm_up(config, self.run.steps, call)
-        if dense is not None:
-            return dense
         scale = default_scale(query, call.scale)
         with call.watch("selection"):
             means = [block_means(side, config.block) for side in (query, key)]

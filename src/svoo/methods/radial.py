@@ -13,7 +13,6 @@ from svoo.core.blocks import block_sizes, plan_blocks
 from svoo.core.plan import BlockPlan
 from svoo.methods.base import (
     Call,
-    Dense,
     Method,
     MethodConfig,
     Run,
@@ -22,7 +21,7 @@ from svoo.methods.base import (
     require_number,
     require_switch,
 )
-from svoo.methods.warm_up import warm_up
+from svoo.methods.warm_up import SparseMethod
 
 _SPLIT = 128  # windows below this thin out by leaving whole frames out
 
@@ -70,20 +69,16 @@ class RadialConfig(MethodConfig):
         return _Radial(self, run)
 
 
-class _Radial:
+class _Radial(SparseMethod[RadialConfig]):
     def __init__(self, config: RadialConfig, run: Run) -> None:
-        self.config = config
-        self.run = run
+        super().__init__(config, run)
         self._masks: dict[tuple[int, int, torch.device], Tensor] = {}
 
     @property
     def state_bytes(self) -> int:
         return sum(mask.nbytes for mask in self._masks.values())
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
-        dense = warm_up(self.config, self.run.steps, call)
-        if dense is not None:
-            return dense
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:  # noqa: ARG002
         layout = call.need_layout("radial")
         with call.watch("selection"):
             place = layout.frames, layout.height * layout.width, query.device

@@ -25,13 +25,12 @@ from svoo.core.tiles import Grid, PerGrid, TokenBlocks, axes_order, cut_evenly, 
 from svoo.core.validate import accumulation_dtype, default_scale
 from svoo.methods.base import (
     Call,
-    Dense,
     MethodConfig,
     Run,
     require_count,
     require_number,
 )
-from svoo.methods.warm_up import warm_up
+from svoo.methods.warm_up import SparseMethod
 
 _CHUNK = 1 << 22  # logits held at a time
 
@@ -78,13 +77,12 @@ class _Bands:
         return self.orders.nbytes + self.keep.nbytes + self.blocks.nbytes
 
 
-class RainFusionMethod:
+class RainFusionMethod(SparseMethod[RainFusionConfig]):
     """Static bands, and a class for every head at every call."""
 
     def __init__(self, config: RainFusionConfig, run: Run) -> None:
         """Start with no bands drawn."""
-        self.config = config
-        self.run = run
+        super().__init__(config, run)
         self._bands = PerGrid(self._draw)
 
     def _draw(self, grid: Grid, device: torch.device) -> _Bands:
@@ -105,11 +103,8 @@ class RainFusionMethod:
             keep[kind, :-1, :-1] = apart < max(1, blocks)
         return _Bands(torch.stack(orders), TokenBlocks(None, (*cut, frame), device), keep)
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:  # noqa: ARG002
         """Return the bands of query, key `[B, H, N, D]`."""
-        dense = warm_up(self.config, self.run.steps, call)
-        if dense is not None:
-            return dense
         layout = call.need_layout("rainfusion")
         bands = self._bands.at(layout, query.device)
         frame = layout.height * layout.width

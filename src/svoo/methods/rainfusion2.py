@@ -22,14 +22,13 @@ from svoo.core.tiles import Grid, PerGrid, TokenBlocks, cut_evenly, first_frame_
 from svoo.core.validate import default_scale
 from svoo.methods.base import (
     Call,
-    Dense,
     MethodConfig,
     Run,
     require_choice,
     require_count,
     require_number,
 )
-from svoo.methods.warm_up import warm_up
+from svoo.methods.warm_up import SparseMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +55,12 @@ class RainFusion2Config(MethodConfig):
         return RainFusion2Method(self, run)
 
 
-class RainFusion2Method:
+class RainFusion2Method(SparseMethod[RainFusion2Config]):
     """The best blocks of each row, fresh at every call."""
 
     def __init__(self, config: RainFusion2Config, run: Run) -> None:
         """Start with no blocks cut."""
-        self.config = config
-        self.run = run
+        super().__init__(config, run)
         self._blocks = PerGrid(self._cut)
 
     def _cut(self, grid: Grid, device: torch.device) -> TokenBlocks:
@@ -72,11 +70,8 @@ class RainFusion2Method:
         rest = tile_grid((grid[0] - 1, *grid[1:]), (2, 8, 8), device).order
         return cut_evenly(tokens, block, device, first_frame_last(rest, grid, device))
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:  # noqa: ARG002
         """Return the blocks of query, key `[B, H, N, D]` and which see which."""
-        dense = warm_up(self.config, self.run.steps, call)
-        if dense is not None:
-            return dense
         layout = call.need_layout("rainfusion2")
         blocks = self._blocks.at(layout, query.device)
         with call.watch("selection"):

@@ -19,7 +19,6 @@ from svoo.core.validate import default_scale
 from svoo.methods.base import (
     Call,
     Compensate,
-    Dense,
     Method,
     MethodConfig,
     Run,
@@ -27,7 +26,7 @@ from svoo.methods.base import (
     require_count,
     require_number,
 )
-from svoo.methods.warm_up import warm_up
+from svoo.methods.warm_up import SparseMethod
 
 _LEAST_VARIANCE = 1e-6 * math.log(2) ** 2  # theirs is 1e-6 for logits in units of log 2
 
@@ -82,20 +81,16 @@ class SolConfig(MethodConfig):
         return _Sol(self, run)
 
 
-class _Sol:
+class _Sol(SparseMethod[SolConfig]):
     def __init__(self, config: SolConfig, run: Run) -> None:
-        self.config = config
-        self.run = run
+        super().__init__(config, run)
         self._orders: dict[tuple[int, int, int, torch.device], Tensor] = {}
 
     @property
     def state_bytes(self) -> int:
         return sum(order.nbytes for order in self._orders.values())
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:
-        dense = warm_up(self.config, self.run.steps, call)
-        if dense is not None:
-            return dense
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:
         block, order = self.config.block, None
         tokens = query.shape[2], key.shape[2]
         with call.watch("selection"):

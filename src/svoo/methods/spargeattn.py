@@ -13,7 +13,6 @@ from svoo.core.plan import BlockPlan
 from svoo.core.validate import accumulation_dtype, default_scale
 from svoo.methods.base import (
     Call,
-    Dense,
     Method,
     MethodConfig,
     Run,
@@ -22,7 +21,7 @@ from svoo.methods.base import (
     require_number,
     require_switch,
 )
-from svoo.methods.warm_up import warm_up
+from svoo.methods.warm_up import SparseMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +62,8 @@ class SpargeAttnConfig(MethodConfig):
         return _SpargeAttn(self, run)
 
 
-class _SpargeAttn:
-    state_bytes = 0
-
-    def __init__(self, config: SpargeAttnConfig, run: Run) -> None:
-        self.config = config
-        self.run = run
-
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
-        dense = warm_up(self.config, self.run.steps, call)
-        if dense is not None:
-            return dense
+class _SpargeAttn(SparseMethod[SpargeAttnConfig]):
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:  # noqa: ARG002
         with call.watch("selection"):
             return self._choose(query, key, default_scale(query, call.scale))
 

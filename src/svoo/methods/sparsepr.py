@@ -20,6 +20,7 @@ from svoo.core.clustering import (
     scale_clusters,
     update_centroids,
 )
+from svoo.core.eigen import eigen
 from svoo.core.kmeans import draw_with_replacement, group_by_distance, pick_samples
 from svoo.core.plan import plan_from_clusters
 from svoo.core.repair import choose_probes
@@ -28,18 +29,15 @@ from svoo.core.validate import accumulation_dtype
 from svoo.methods.base import (
     Call,
     Corrected,
-    Dense,
     Method,
-    MethodConfig,
     Run,
-    require,
     require_choice,
     require_count,
-    require_number,
-    require_switch,
+    require_share,
 )
+from svoo.methods.k_means import KMeansConfig
 from svoo.methods.repaired import repaired
-from svoo.methods.warm_up import warm_up
+from svoo.methods.warm_up import SparseMethod
 
 METRIC_TOKENS = 2048  # queries that the keys' metric is made from
 KEY_RANK, QUERY_RANK = 48, 64  # of the metrics
@@ -48,7 +46,7 @@ Projection = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparsePRConfig(MethodConfig):
+class SparsePRConfig(KMeansConfig):
     """SparsePR (arXiv 2608.18484; PardisTaghavi/SparsePR ad2ae26 = PyPI sparsepr 0.1.0).
 
     Keys are clustered by k-means as the queries see them (k F, F F^T the rank-48 part of Q^T Q),
@@ -64,28 +62,20 @@ class SparsePRConfig(MethodConfig):
     name: ClassVar[str] = "sparsepr"
 
     density: float = 0.22
-    query_clusters: int = 300
-    key_clusters: int = 1000
     probes: int = 64
     rank: int = 16
     score: Literal["error", "mass"] = "error"
     first_iterations: int = 25
-    iterations: int = 2
-    scale_clusters: bool = True
     dense_steps: int | float = 0.2
     dense_layers: int = 1
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
         super().__post_init__()
-        require_number("density", self.density, 0, 1)
-        require("density", self.density, "a share above 0", fits=self.density > 0)
-        for name in ("query_clusters", "key_clusters", "probes", "rank"):
-            require_count(name, getattr(self, name), 1)
-        for name in ("first_iterations", "iterations"):
-            require_count(name, getattr(self, name), 1)
+        require_share("density", self.density)
+        require_count("probes", self.probes, 1)
+        require_count("rank", self.rank, 1)
         require_choice("score", self.score, ("error", "mass"))
-        require_switch("scale_clusters", self.scale_clusters)
 
     @classmethod
     def for_model(cls, model: str) -> Self:
@@ -107,19 +97,15 @@ class _Kept:
     centroids: dict[str, Tensor] = field(default_factory=dict)
 
 
-class _SparsePRMethod:
+class _SparsePRMethod(SparseMethod[SparsePRConfig]):
     """SparsePR over a run: a pair of centroid sets for every (stage, layer)."""
 
     def __init__(self, config: SparsePRConfig, run: Run) -> None:
-        self.config = config
-        self.run = run
+        super().__init__(config, run)
         self._states: dict[tuple[int, int, int, int], _Kept] = {}
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Corrected | Dense:
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Corrected:
         config = self.config
-        dense = warm_up(config, self.run.steps, call)
-        if dense is not None:
-            return dense
         place = call.stage, call.layer, call.sample, call.head_offset
         state = self._states.setdefault(place, _Kept())
         with call.watch("clustering"):
@@ -183,7 +169,7 @@ class _SparsePRMethod:
             rounds = config.first_iterations
             firsts = [videos.index(video) for video in range(max(videos) + 1)]
             chance = call.chance(config.seed)
-            start = draw_with_replacement(pick_samples(tokens, firsts), count, chance)
+            start = draw_with_replacement(pick_samples(tokens, firsts), count, chance, call.heads)
         start = pick_samples(start, videos)
         made = group_by_distance(features, project(start), rounds).clusters
         by = choose_implementation(tokens, "auto")
@@ -202,7 +188,7 @@ class _SparsePRMethod:
 def low_rank_root(moment: Tensor, rank: int) -> Tensor:
     """Return F `[B, H, D, rank]` (D, if that is less) such that F F^T is the part of moments `[B,
     H, D, D]` with the largest eigenvalues."""
-    values, vectors = torch.linalg.eigh(moment)  # rising
+    values, vectors = eigen(moment)  # rising
     largest = slice(max(0, moment.shape[-1] - rank), None)
     root: Tensor = vectors[..., largest] * values[..., largest].clamp(min=0).sqrt().unsqueeze(2)
     return root

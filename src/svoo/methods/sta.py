@@ -23,7 +23,7 @@ from svoo.core.plan import BlockPlan
 from svoo.core.tiles import Grid, PerGrid, is_sizes, tile_counts, tile_grid, window_mask
 from svoo.errors import ConfigError
 from svoo.methods.base import Call, Dense, MethodConfig, Run, require
-from svoo.methods.warm_up import warm_up
+from svoo.methods.warm_up import SparseMethod
 from svoo.profiles.windows import WindowTable
 
 DEFAULT_WINDOW = (3, 3, 3)
@@ -74,13 +74,12 @@ class STAConfig(MethodConfig):
         return STAMethod(self, run)
 
 
-class STAMethod:
+class STAMethod(SparseMethod[STAConfig]):
     """Windows of the run; the mask of each kind is made once."""
 
     def __init__(self, config: STAConfig, run: Run) -> None:
         """Read the windows."""
-        self.config = config
-        self.run = run
+        super().__init__(config, run)
         windows = config.windows
         self._table: WindowTable | None = None
         self._window = windows if isinstance(windows, tuple) else DEFAULT_WINDOW
@@ -91,15 +90,13 @@ class STAMethod:
         self._tiles = PerGrid(lambda grid, device: tile_grid(grid, config.tile, device))
         self._masks: dict[tuple[Any, ...], Tensor] = {}
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
         """Return the tiles of query, key `[B, H, N, D]` and which see which."""
-        dense = warm_up(self.config, self.run.steps, call)
-        if dense is not None:
-            return dense
         layout = call.need_layout("sta")
         windows = self._windows(call, query.shape[1])
+        everyone = windows if self._table is None else self._rows(call)
         counts = tile_counts((layout.frames, layout.height, layout.width), self.config.tile)
-        if self._table is not None and all(_covers(window, counts) for window in windows):
+        if self._table is not None and all(_covers(window, counts) for window in everyone):
             return Dense("the stored windows cover the grid at this step", planned=True)
         tiles = self._tiles.at(layout, query.device)
         with call.watch("selection"):
@@ -111,13 +108,19 @@ class STAMethod:
         """Return the window of every head of a call."""
         if self._table is None:
             return [self._window] * heads
-        rows = self._table.at(call.step, self.run.steps, call.layer).tolist()
+        rows = self._rows(call)
         if len(rows) < call.head_offset + heads:
             raise ConfigError(
                 f"windows must be for all {call.head_offset + heads} heads, got {len(rows)}: "
                 "search them with this model"
             )
-        return [(t, h, w) for t, h, w in rows[call.head_offset : call.head_offset + heads]]
+        return rows[call.head_offset : call.head_offset + heads]
+
+    def _rows(self, call: Call) -> list[Grid]:
+        """Return the stored windows of all heads of the model."""
+        assert self._table is not None
+        rows = self._table.at(call.step, self.run.steps, call.layer).tolist()
+        return [(t, h, w) for t, h, w in rows]
 
     def _mask(self, counts: tuple[int, ...], window: Grid, device: torch.device) -> Tensor:
         place = counts, window, device

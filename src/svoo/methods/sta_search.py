@@ -67,7 +67,6 @@ class WindowSearch:
         grid = layout.frames, layout.height, layout.width
         self.counts = tile_counts(grid, self.tile)
         tiles = tile_grid(grid, self.tile, query.device)
-        heads = slice(call.head_offset, call.head_offset + query.shape[1])
         step = min(call.step, self._sums.shape[1] - 1)
 
         def attend(window: Sequence[int]) -> Tensor:
@@ -78,9 +77,11 @@ class WindowSearch:
         full = attend([2 * count for count in self.counts])
         for place, window in enumerate(self.candidates):
             error = (attend(window) - full).square().mean(dim=(0, 2, 3))
-            self._sums[place, step, call.layer, heads] += error.cpu()
-        if call.head_offset == 0:
-            self._seen[step, call.layer] += 1
+            errors = call.heads.gather(error).cpu()
+            first = 0 if len(errors) == self._sums.shape[3] else call.head_offset
+            self._sums[place, step, call.layer, first : first + len(errors)] += errors
+            if first == place == 0:
+                self._seen[step, call.layer] += 1
 
     def choose(self, dense_steps: int) -> WindowTable:
         """Return the best window of every step, layer and head; the first steps get the whole

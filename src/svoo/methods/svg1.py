@@ -16,16 +16,14 @@ from svoo.core.plan import BlockPlan
 from svoo.core.validate import accumulation_dtype, default_scale
 from svoo.methods.base import (
     Call,
-    Dense,
     Method,
     MethodConfig,
     Run,
-    require,
     require_choice,
     require_count,
-    require_number,
+    require_share,
 )
-from svoo.methods.warm_up import sparse_videogen_warm_up, warm_up
+from svoo.methods.warm_up import SparseMethod, sparse_videogen_warm_up
 
 CLASSIFIED_ROWS = 10_000  # rows are drawn from the first so many
 
@@ -55,8 +53,7 @@ class SVG1Config(MethodConfig):
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
         super().__post_init__()
-        require_number("density", self.density, 0, 1)
-        require("density", self.density, "a share above 0", fits=self.density > 0)
+        require_share("density", self.density)
         require_count("rows", self.rows, 1)
         require_count("block", self.block, 1)
         require_choice("family", self.family, ("wan", "hunyuan"))
@@ -83,19 +80,15 @@ class Bands(NamedTuple):
     keep: Tensor
 
 
-class _SVG1Method:
+class _SVG1Method(SparseMethod[SVG1Config]):
     """SVG1 over a run: its bands are made once for each grid."""
 
     def __init__(self, config: SVG1Config, run: Run) -> None:
-        self.config = config
-        self.run = run
+        super().__init__(config, run)
         self._bands: dict[tuple[int, int, int, int, torch.device], Bands] = {}
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:
         config = self.config
-        dense = warm_up(config, self.run.steps, call)
-        if dense is not None:
-            return dense
         layout = call.need_layout(self.config.name)
         grid = (layout.frames, layout.height, layout.width, layout.text, query.device)
         if grid not in self._bands:

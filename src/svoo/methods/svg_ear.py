@@ -10,28 +10,24 @@ from torch import Tensor
 
 from svoo.catalogue import find_model
 from svoo.core.block_errors import log_block_errors
-from svoo.core.clustering import CoClusters, scale_clusters
-from svoo.core.kmeans import WarmKMeans
+from svoo.core.clustering import CoClusters
 from svoo.core.plan import BlockPlan, plan_from_clusters
 from svoo.core.selection import coarse_mass
 from svoo.core.token_budget import spend_tokens
 from svoo.methods.base import (
     Call,
     Compensate,
-    Dense,
     Method,
-    MethodConfig,
     Run,
-    require,
-    require_count,
     require_number,
-    require_switch,
+    require_share,
 )
-from svoo.methods.warm_up import sparse_videogen_warm_up, warm_up
+from svoo.methods.k_means import KMeansConfig, KMeansMethod
+from svoo.methods.warm_up import sparse_videogen_warm_up
 
 
 @dataclass(frozen=True, kw_only=True)
-class SVGEARConfig(MethodConfig):
+class SVGEARConfig(KMeansConfig):
     """SVG-EAR (arXiv 2603.08982; svg-project/Sparse-VideoGen 9b81185).
 
     Clusters as SVG2's. A query cluster may keep as many key tokens as the key clusters hold that
@@ -44,14 +40,9 @@ class SVGEARConfig(MethodConfig):
 
     name: ClassVar[str] = "svg-ear"
 
-    query_clusters: int = 300
-    key_clusters: int = 1000
     mass: float = 0.9
     floor: float = 0.1
     gamma: float = 1.0
-    first_iterations: int = 50
-    iterations: int = 2
-    scale_clusters: bool = True
     dense_steps: int | float = 0.2
     dense_layers: int = 1
     compensate: Compensate = "mean"
@@ -59,13 +50,9 @@ class SVGEARConfig(MethodConfig):
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
         super().__post_init__()
-        for name in ("query_clusters", "key_clusters", "first_iterations", "iterations"):
-            require_count(name, getattr(self, name), 1)
-        require_number("mass", self.mass, 0, 1)
-        require("mass", self.mass, "a number above 0", fits=self.mass > 0)
+        require_share("mass", self.mass)
         require_number("floor", self.floor, 0, 1)
         require_number("gamma", self.gamma, 0, 10)
-        require_switch("scale_clusters", self.scale_clusters)
 
     @classmethod
     def for_model(cls, model: str) -> Self:
@@ -78,41 +65,14 @@ class SVGEARConfig(MethodConfig):
         return _SVGEARMethod(self, run)
 
 
-class _SVGEARMethod:
-    """SVG-EAR over a run: a pair of centroid sets for every (stage, layer)."""
-
-    def __init__(self, config: SVGEARConfig, run: Run) -> None:
-        self.config = config
-        self.run = run
-        self._states: dict[tuple[int, int, int, int], WarmKMeans] = {}
-
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:
-        config = self.config
-        dense = warm_up(config, self.run.steps, call)
-        if dense is not None:
-            return dense
-        counts = config.query_clusters, config.key_clusters
-        if config.scale_clusters:
-            counts = (
-                scale_clusters(counts[0], query.shape[2]),
-                scale_clusters(counts[1], key.shape[2]),
-            )
-        place = call.stage, call.layer, call.sample, call.head_offset
-        state = self._states.setdefault(
-            place, WarmKMeans(config.first_iterations, config.iterations)
-        )
-        with call.watch("clustering"):
-            videos, chance = call.videos(len(query)), call.chance(config.seed)
-            clusters, work = state.cluster(query, key, counts, videos, chance)
-        call.count("clustering", work)
+class _SVGEARMethod(KMeansMethod[SVGEARConfig]):
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:
+        clusters = self.cluster(query, key, call)
         with call.watch("selection"):
-            keep = select_by_error(clusters, key, value, config, call.scale)
-        call.count("selection", counts[0] / query.shape[2])  # each centroid with every key
+            keep = select_by_error(clusters, key, value, self.config, call.scale)
+        # Each query centroid with every key.
+        call.count("selection", clusters.query.sizes.shape[2] / query.shape[2])
         return plan_from_clusters(clusters, keep, compensate=False)  # Session adds the means
-
-    @property
-    def state_bytes(self) -> int:
-        return sum(state.nbytes for state in self._states.values())
 
 
 def select_by_error(

@@ -29,14 +29,13 @@ from svoo.core.tiles import Grid, PerGrid, TokenBlocks, is_sizes, tile_grid
 from svoo.core.validate import accumulation_dtype
 from svoo.methods.base import (
     Call,
-    Dense,
     MethodConfig,
     Run,
     require,
     require_choice,
     require_number,
 )
-from svoo.methods.warm_up import warm_up
+from svoo.methods.warm_up import SparseMethod
 
 _SCORES = 1 << 27  # held at a time
 _CACHED = 1 << 18  # scores of a part
@@ -75,13 +74,12 @@ class VMoBAConfig(MethodConfig):
         return VMoBAMethod(self, run)
 
 
-class VMoBAMethod:
+class VMoBAMethod(SparseMethod[VMoBAConfig]):
     """Three partitions of the video, and a choice for every token at every call."""
 
     def __init__(self, config: VMoBAConfig, run: Run) -> None:
         """Start with nothing cut."""
-        self.config = config
-        self.run = run
+        super().__init__(config, run)
 
         def cut_time(grid: Grid, device: torch.device) -> TokenBlocks:
             return tile_grid(grid, (config.time, grid[1], grid[2]), device)
@@ -100,12 +98,9 @@ class VMoBAMethod:
         chunks = 1 + key.shape[2] // (frames * height * width)
         return max(1, _SCORES // (query.shape[0] * query.shape[2] * chunks))
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:  # noqa: ARG002
         """Return the chunks that the tokens of query, key `[B, H, N, D]` see."""
         config = self.config
-        dense = warm_up(config, self.run.steps, call)
-        if dense is not None:
-            return dense
         kind = (call.layer - config.dense_layers) % 3
         chunks = self._chunks[kind].at(call.need_layout("vmoba"), query.device)
         with call.watch("selection"):

@@ -18,8 +18,8 @@ from svoo.core.plan import BlockPlan
 from svoo.core.selection import count_kept
 from svoo.core.tiles import Grid, PerGrid, is_sizes, tile_grid
 from svoo.core.validate import default_scale
-from svoo.methods.base import Call, Dense, MethodConfig, Run, require, require_number
-from svoo.methods.warm_up import warm_up
+from svoo.methods.base import Call, MethodConfig, Run, require, require_number
+from svoo.methods.warm_up import SparseMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +43,16 @@ class VSAConfig(MethodConfig):
         return VSAMethod(self, run)
 
 
-class VSAMethod:
+class VSAMethod(SparseMethod[VSAConfig]):
     """The best tiles for each tile, fresh at every call."""
 
     def __init__(self, config: VSAConfig, run: Run) -> None:
         """Start with no tiles cut."""
-        self.config = config
-        self.run = run
+        super().__init__(config, run)
         self._tiles = PerGrid(lambda grid, device: tile_grid(grid, config.tile, device))
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:  # noqa: ARG002
         """Return the tiles of query, key `[B, H, N, D]` and which see which."""
-        dense = warm_up(self.config, self.run.steps, call)
-        if dense is not None:
-            return dense
         tiles = self._tiles.at(call.need_layout("vsa"), query.device)
         with call.watch("selection"):
             scores = tiles.means(query) @ tiles.means(key).mT * default_scale(query, call.scale)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
 
 from svoo.catalogue import find_model
-from svoo.methods.base import Call, Dense, MethodConfig
+from svoo.core.plan import BlockPlan
+from svoo.methods.base import Call, Corrected, Dense, MethodConfig, Run
+
+Config = TypeVar("Config", bound=MethodConfig)
 
 
 def fraction_of(steps: int, fraction: float) -> int:
@@ -30,6 +35,33 @@ def warm_up(config: MethodConfig, steps: int, call: Call) -> Dense | None:
     if call.layer < config.dense_layers:
         return Dense(f"the first {config.dense_layers} layers are dense", planned=True)
     return None
+
+
+class SparseMethod(Generic[Config]):
+    """One video of a method: dense in the warm-up, and after it what `choose` says."""
+
+    def __init__(self, config: Config, run: Run) -> None:
+        """Start with nothing remembered."""
+        self.config = config
+        self.run = run
+
+    def plan(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call
+    ) -> BlockPlan | Corrected | Dense:
+        """Return dense in the warm-up, else what `choose` returns."""
+        dense = warm_up(self.config, self.run.steps, call)
+        return self.choose(query, key, value, call) if dense is None else dense
+
+    def choose(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call
+    ) -> BlockPlan | Corrected | Dense:
+        """Return the plan of a sparse call for query, key, value `[B, H, N, D]`."""
+        raise NotImplementedError(f"{type(self).__name__} must say what it keeps")
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes remembered between calls."""
+        return 0
 
 
 def sparse_videogen_warm_up(model: str) -> dict[str, Any]:

@@ -16,14 +16,13 @@ from svoo.core.validate import accumulation_dtype, default_scale
 from svoo.errors import ConfigError
 from svoo.methods.base import (
     Call,
-    Dense,
     Method,
     MethodConfig,
     Run,
     require_count,
     require_number,
 )
-from svoo.methods.warm_up import warm_up
+from svoo.methods.warm_up import SparseMethod
 
 _CHUNK = 1 << 24  # numbers of the coarse map held at a time
 
@@ -61,18 +60,9 @@ class XAttentionConfig(MethodConfig):
         return _XAttention(self, run)
 
 
-class _XAttention:
-    state_bytes = 0
-
-    def __init__(self, config: XAttentionConfig, run: Run) -> None:
-        self.config = config
-        self.run = run
-
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:  # noqa: ARG002
+class _XAttention(SparseMethod[XAttentionConfig]):
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:  # noqa: ARG002
         config = self.config
-        dense = warm_up(config, self.run.steps, call)
-        if dense is not None:
-            return dense
         with call.watch("selection"):
             sums = block_masses(
                 query, key, config.block, config.stride, default_scale(query, call.scale)

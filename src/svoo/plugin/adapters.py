@@ -178,6 +178,12 @@ def _weigh_layer(attention: nn.Module) -> Tensor | None:
     weight = getattr(projection, "weight", None)
     if not isinstance(weight, Tensor) or weight.is_meta or not isinstance(heads, int):
         return None
+    return weigh_projection(weight, heads)
+
+
+def weigh_projection(weight: Tensor, heads: int) -> Tensor | None:
+    """Return how much each head's output counts, `[heads]` on the CPU, from the weight `[out,
+    heads * D]` of an output projection; None if it does not fall into so many heads."""
     if weight.ndim != 2 or weight.shape[1] % heads:
         return None
     with torch.no_grad():

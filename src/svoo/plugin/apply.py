@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,14 @@ from svoo.methods.svoo.config import SVOOConfig
 from svoo.plugin import intercept
 from svoo.plugin.adapters import count_heads, find_attentions, find_transformers
 from svoo.plugin.clock import Clock
+from svoo.plugin.listen import listen
+from svoo.plugin.parallel import (
+    check_sequence,
+    count_local_first_frames,
+    find_split,
+    offer_plan,
+    refuse_xdit,
+)
 from svoo.plugin.runtime import Layer, Runtime, Stage
 from svoo.profiles.find import find_profile
 from svoo.profiles.profile import PROFILE_MASS, Profile
@@ -44,7 +53,7 @@ def apply(
     to gain anything stay dense.
 
     `profile` is a `Profile`, or the path of one. "auto": a stored profile of the model, or if
-    there is none the method measures for itself. None: no profile.
+    there is none the method measures for itself (default mode needs neither). None: no profile.
 
     Applying again replaces what was applied before.
     """
@@ -53,9 +62,14 @@ def apply(
         Stage(index, transformer, adapter, find_attentions(transformer, adapter))
         for index, (transformer, adapter) in enumerate(found)
     ]
+    for stage in stages:
+        refuse_xdit(stage.attentions)
+        find_split(stage.attentions[0], count_heads(stage.transformer))  # refuse it now
     model = recognise(target)
     config = _choose_method(method, model)
     check_name(config.backend)  # refuse it now, not after the dense steps
+    if isinstance(config, SVOOConfig) and config.tolerance is not None and profile == "auto":
+        profile = None  # a tolerance asks for no budgets
     stored = _choose_profile(profile, stages, model)
     clock = Clock(None if isinstance(target, nn.Module) else target)
     runtime = Runtime(
@@ -149,6 +163,8 @@ def _take_over(runtime: Runtime, stage: Stage, undo: ExitStack) -> None:
             return
         stage.forwards, stage.batch = int(stage.signals[0]), batch
         runtime.begin_forward(stage, grid, arguments.get("timestep"))
+        if stage.split is not None:
+            check_sequence(stage.split, stage.adapter, grid, arguments)
         for attention, layer in zip(stage.attentions, stage.layers, strict=True):
             if not intercept.is_bound(attention):
                 bind(attention, layer)
@@ -161,8 +177,14 @@ def _take_over(runtime: Runtime, stage: Stage, undo: ExitStack) -> None:
     def receive(context: Any) -> None:  # noqa: ANN401 (diffusers' own class)
         stage.context = context
 
+    undo.callback(offer_plan(stage.transformer))
+    everyone = [
+        block for name, _ in stage.adapter.sites for block in getattr(stage.transformer, name, ())
+    ]
+    spread = count_local_first_frames(everyone, lambda: (stage.split, math.prod(stage.grid or ())))
+    undo.callback(spread)
     blocks = getattr(stage.transformer, stage.adapter.sites[0][0])
-    undo.callback(intercept.listen(stage.transformer, blocks, receive, runtime.clock.end_call))
+    undo.callback(listen(stage.transformer, blocks, receive, runtime.clock.end_call))
 
 
 class Handle:

@@ -1,17 +1,14 @@
-"""Recording by name: load a pipeline, read prompts and images, record its profile."""
+"""Prompts and images from files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import codecs
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 from svoo.errors import ConfigError
-from svoo.plugin.load import check_takes, open_pipeline, read_image
-from svoo.plugin.record import RecordConfig, record_profile
-from svoo.plugin.request import Request, call_sizes, known_model
-from svoo.profiles.profile import Profile
-from svoo.storage import check_writable
+from svoo.plugin.load import read_image
 
 MINI_PROMPTS = Path(__file__).parents[1] / "mini" / "prompts.txt"
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -21,13 +18,30 @@ def read_prompts(path: Path) -> list[str]:
     """Read one prompt per line of a UTF-8 file; empty lines and those that begin with # are
     skipped."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
+    except OSError as error:
         raise ConfigError(f"cannot read the prompts {path}: {error}") from error
-    texts = [line for line in lines if line and not line.startswith("#")]
-    if not texts:
+    texts = [_read_line(path, number, line) for number, line in enumerate(lines, 1)]
+    prompts = [text for text in texts if text and not text.startswith("#")]
+    if not prompts:
         raise ConfigError(f"{path} holds no prompt; write one per line")
-    return texts
+    return prompts
+
+
+def _read_line(path: Path, number: int, line: bytes) -> str:
+    """Return a line as text, or say what is wrong with it."""
+    try:
+        text = line.decode().replace("\t", " ").strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"cannot read the prompts {path}: line {number} is no UTF-8 text: {error.reason}"
+        ) from error
+    bad = [letter for letter in text if unicodedata.category(letter) == "Cc"]
+    if bad:
+        raise ConfigError(
+            f"cannot read the prompts {path}: line {number} holds the control character {bad[0]!a}"
+        )
+    return text
 
 
 def read_inputs(
@@ -50,28 +64,3 @@ def read_inputs(
         {**entry, "image": read_image(picture)}
         for entry, picture in zip(inputs, pictures, strict=False)
     ]
-
-
-def record_by_name(
-    request: Request,
-    inputs: list[dict[str, Any]],
-    measuring: RecordConfig,
-    *,
-    restart: bool = False,
-    on_step: Callable[[int, int], None] | None = None,
-) -> Profile:
-    """Record the profile that a request asks for: its model, sizes and output; see
-    `record_profile`."""
-    check_writable(request.out)
-    model = known_model(request.model)
-    pipe = open_pipeline(request, model)
-    check_takes(request, pipe, image="image" in inputs[0])
-    return record_profile(
-        pipe,
-        inputs,
-        out=request.out,
-        restart=restart,
-        on_step=on_step,
-        **vars(measuring),
-        **call_sizes(request, model),
-    )

@@ -1,4 +1,5 @@
-"""Where the plug-in meets diffusers: its private names are used here and nowhere else.
+"""Where the plug-in meets diffusers: its private names are used here, and those of its context
+parallelism in `parallel`.
 
 We register an attention backend of our own with diffusers' dispatcher and choose it for single
 processor *instances*. The model's own processor still does projections, norms and rope.
@@ -20,8 +21,6 @@ from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
 import torch
-from diffusers.hooks import HookRegistry, ModelHook
-from diffusers.hooks.hooks import StateManager
 from diffusers.models.attention_dispatch import (
     AttentionBackendName,
     _AttentionBackendRegistry,
@@ -30,8 +29,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
+from svoo.plugin.parallel import attend_on_ranks
+
 Undo = Callable[[], None]
-_HOOK = "svoo"
 
 
 class Layer(Protocol):
@@ -51,6 +51,9 @@ class Layer(Protocol):
     ) -> Tensor:
         """Attend from query to key, value `[B, N, H, D]`, diffusers' order of axes."""
 
+    def bypass(self, processor: type) -> None:
+        """Note that a processor has attended by itself, past us."""
+
 
 Binding = tuple[Tensor, Tensor]  # the number of a layer, and the signals of its stage
 # A compiled graph can pass a tensor but not an object, so layers are looked up by number.
@@ -59,10 +62,12 @@ _numbers = itertools.count()
 
 
 class _Bound(threading.local):
-    """The binding of the processor that is running in this thread, or None."""
+    """The binding of the processor that is running in this thread, or None; and whether it has
+    called attention."""
 
     def __init__(self) -> None:
         self.binding: Binding | None = None
+        self.reached = False
 
 
 _bound = _Bound()
@@ -92,9 +97,14 @@ def _attend(
 ) -> Tensor:
     """Our backend, `[B, N, H, D]`: hands video self-attention to its layer, all else back."""
     binding = _bound.binding
-    plain = not (is_causal or enable_gqa or dropout_p) and _parallel_config is None
+    _bound.reached = True
+    plain = not (is_causal or enable_gqa or dropout_p)
     if binding is not None and plain and key.shape[1] == query.shape[1]:
-        return _hand_over(binding, query, key, value, attn_mask, scale)
+        hand_over = functools.partial(_hand_over, binding)
+        if _parallel_config is None:
+            return hand_over(query, key, value, attn_mask, scale)
+        arguments = query, key, value, attn_mask, scale
+        return attend_on_ranks(hand_over, *arguments, _parallel_config)
     return dense_attention(
         None if binding is None else _layers[int(binding[0])].dense_backend,
         query=query,
@@ -170,6 +180,7 @@ def _attend_heads_first(
 ) -> Tensor:
     """Stand in for torch's attention (`[B, H, N, D]`) in processors that call it directly."""
     binding = _bound.binding
+    _bound.reached = True
     plain = not (is_causal or enable_gqa or dropout_p)
     if binding is None or not plain or key.shape[2] != query.shape[2]:
         return scaled_dot_product_attention(
@@ -201,7 +212,8 @@ def bind(attention: nn.Module, layer: Layer, *, calls_torch: bool = False) -> Un
     processor, so we change a copy of it.
     """
     if _BACKEND not in _AttentionBackendRegistry._backends:
-        _AttentionBackendRegistry.register(_BACKEND)(_attend)
+        register = _AttentionBackendRegistry.register(_BACKEND, supports_context_parallel=True)
+        register(_attend)
     original: Any = attention.processor
     processor = copy.copy(original)
     backend = getattr(original, "_attention_backend", None)
@@ -220,10 +232,14 @@ def bind(attention: nn.Module, layer: Layer, *, calls_torch: bool = False) -> Un
         # Others may put our copy back later, as unfusing does: make it a plain processor again.
         processor.__class__ = base
         del processor._svoo_binding
+        spread = processor.__dict__.get("_parallel_config")
         processor.__dict__.update(vars(original))
         if not calls_torch and layer.dense_backend is not backend:
             # the user called set_attention_backend while we were applied
             original._attention_backend = processor._attention_backend = layer.dense_backend
+        if spread is not None:
+            # the user called enable_parallelism while we were applied
+            original._parallel_config = processor._parallel_config = spread
 
     return undo
 
@@ -241,11 +257,17 @@ def _bound_class(base: Any, *, calls_torch: bool) -> Any:
     @functools.wraps(base_call)  # diffusers filters keyword arguments by the signature
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         before = _bound.binding
-        _bound.binding = self._svoo_binding
+        _bound.binding, _bound.reached = self._svoo_binding, False
         try:
-            return base_call(self, *args, **kwargs)
+            output = base_call(self, *args, **kwargs)
         finally:
             _bound.binding = before
+        if not (_bound.reached or torch.compiler.is_compiling()):
+            number, signals = self._svoo_binding
+            layer = _layers[int(number)]
+            layer.begin(signals)
+            layer.bypass(base)
+        return output
 
     def set_backend(self: Any, backend: Any) -> None:
         _layers[int(self._svoo_binding[0])].dense_backend = backend
@@ -283,67 +305,3 @@ def _copy_unbound(processor: Any, base: Any, memo: dict[int, Any]) -> Any:
     kept = {name: value for name, value in vars(processor).items() if name != "_svoo_binding"}
     plain.__dict__.update(copy.deepcopy(kept, memo))
     return plain
-
-
-class _ContextManager(StateManager):
-    """Passes diffusers' cache context on to `receive`; keeps no state."""
-
-    def __init__(self, receive: Callable[[Any], None]) -> None:
-        super().__init__(object)
-        self._receive = receive
-
-    def set_context(self, context: Any) -> None:
-        self._receive(context)
-
-    def reset(self, *_args: Any, **_kwargs: Any) -> None:
-        self._receive(None)
-
-
-class _ContextHook(ModelHook):
-    """Changes nothing: it hears the cache context, and the reset at the end of a pipeline call."""
-
-    _is_stateful = True
-
-    def __init__(self, receive: Callable[[Any], None], end_call: Callable[[], None]) -> None:
-        super().__init__()
-        self.state_manager = _ContextManager(receive)
-        self._end_call = end_call
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> _ContextHook:
-        return _ContextHook(lambda _context: None, lambda: None)  # svoo is not applied to a copy
-
-    def reset_state(self, module: nn.Module) -> nn.Module:
-        self.state_manager.reset()
-        self._end_call()
-        return module
-
-
-def listen(
-    transformer: nn.Module,
-    blocks: nn.Module,
-    receive: Callable[[Any], None],
-    end_call: Callable[[], None],
-) -> Undo:
-    """Pass each cache context of a transformer to `receive`; call `end_call` at a pipeline's end.
-
-    A hook wraps the forward of its module, and a deep copy of a wrapped transformer would run the
-    original's forward. So the hook is on the list `blocks`: it hears the same, and has no forward.
-    """
-    before = dict(blocks.__dict__)
-    had_own = "_diffusers_hook" in transformer.__dict__
-    own = HookRegistry.check_if_exists_or_initialize(transformer)
-    registry = HookRegistry.check_if_exists_or_initialize(blocks)
-    registry.remove_hook(_HOOK, recurse=False)  # left over from a deep copy
-    registry.register_hook(_ContextHook(receive, end_call), _HOOK)
-    own.invalidate_child_registries_cache()
-
-    def undo() -> None:
-        registry.remove_hook(_HOOK, recurse=False)
-        for name in ("forward", "_diffusers_hook"):
-            if name not in before and not registry.hooks:
-                blocks.__dict__.pop(name, None)
-        own.invalidate_child_registries_cache()
-        if not had_own and not own.hooks:
-            del transformer.__dict__["_diffusers_hook"]
-
-    return undo

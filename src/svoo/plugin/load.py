@@ -24,7 +24,7 @@ def open_pipeline(request: Request, model: Model | None) -> Any:  # noqa: ANN401
     if request.lora is not None:
         load_lora(pipe, request.lora)
     if request.offload:
-        pipe.enable_model_cpu_offload()
+        pipe.enable_model_cpu_offload(device=request.device)
     elif request.device is not None or torch.cuda.is_available():
         pipe.to(request.device or "cuda")
     pipe.set_progress_bar_config(disable=True)
@@ -44,16 +44,21 @@ def check_device(request: Request) -> None:
 
 def load_pipeline(request: Request, model: Model | None) -> Any:  # noqa: ANN401 (any pipeline class)
     """Load by short name, hub id or path; what cannot be had is refused with what to do."""
-    from svoo.mini.pipeline import load, no_bars
+    from svoo.mini.pipeline import load, quietly
 
-    if request.model == "mini":
-        return load(dtype=DTYPES[request.dtype or "float32"])
+    if model is not None and model.name == "mini":
+        dtype = DTYPES[request.dtype or "float32"]
+        if request.image is None or not model.takes_image:
+            return load(dtype=dtype)
+        from svoo.mini.from_image import load_from_image
+
+        return load_from_image(dtype=dtype)
     from diffusers import DiffusionPipeline
 
     source = model.hub_id if model else request.model
     dtype = DTYPES[request.dtype or ("bfloat16" if torch.cuda.is_available() else "float32")]
     try:
-        with no_bars():
+        with quietly():
             return DiffusionPipeline.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError) as error:
         raise ModelError(

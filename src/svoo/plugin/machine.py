@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -31,3 +32,23 @@ def describe_machine() -> dict[str, Any]:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
+
+
+def describe_commit() -> str:
+    """Return the commit of the checkout that svoo runs from; "released" where there is none."""
+
+    def git(*command: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ("git", *command),
+                capture_output=True,
+                text=True,
+                cwd=Path(__file__).parent,
+                check=False,
+            )
+        except OSError:  # no git here
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    ours = git("ls-files", "--error-unmatch", Path(__file__).name)  # not somebody else's checkout
+    return (git("describe", "--always", "--dirty") if ours else None) or "released"

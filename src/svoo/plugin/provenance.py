@@ -39,7 +39,7 @@ def describe_recording(
     """
     model = recognise(pipe)
     signature = inspect.signature(type(pipe).__call__).parameters
-    facts = {"model": model.name if model else _name(pipe), "weights": _hash_weights(pipe)}
+    facts = {"model": model.name if model else _name(pipe), "weights": hash_weights(pipe)}
     # What begins with _ is diffusers' own: versions, and a list in the order of the hash seed.
     settings = {name: fact for name, fact in pipe.scheduler.config.items() if name[0] != "_"}
     facts["scheduler"] = f"{type(pipe.scheduler).__name__} {hash_settings(settings)}"
@@ -47,7 +47,16 @@ def describe_recording(
         default = signature[name].default if name in signature else None
         given = {str({**call, **entry}.get(name, default)) for entry in inputs}
         facts[fact] = given.pop() if len(given) == 1 else "varies"
+    return describe_measuring(inputs, measuring, call) | facts
+
+
+def describe_measuring(
+    inputs: Sequence[Mapping[str, Any]], measuring: Mapping[str, Any], call: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the part of `describe_recording` that can be told without the pipeline, for inputs
+    that have no sizes of their own."""
     shared = {name: value for name, value in call.items() if name not in _SIZES}
+    facts = {fact: str(call[name]) for name, fact in _SIZES.items() if name in call}
     facts |= {
         "masses": " ".join(f"{mass:g}" for mass in measuring["masses"]),
         "every": str(measuring["every"]),
@@ -103,7 +112,7 @@ def _as_bytes(value: object) -> bytes:
     return b"".join(b"%d:%s" % (len(part), part) for part in (kind.encode(), *data))
 
 
-def _hash_weights(pipe: Any) -> str:  # noqa: ANN401
+def hash_weights(pipe: Any) -> str:  # noqa: ANN401
     """Return a fingerprint of some numbers of every parameter: enough to tell a retrained
     model."""
     digest = hashlib.sha256()

@@ -18,8 +18,9 @@ from svoo.core.validate import check_mass
 from svoo.errors import ConfigError, ProfileError
 from svoo.methods.base import Call
 from svoo.methods.dense import DenseConfig
-from svoo.plugin.adapters import find_transformers
+from svoo.plugin.adapters import count_heads, find_attentions, find_transformers
 from svoo.plugin.apply import Handle, apply, is_applied
+from svoo.plugin.parallel import find_split
 from svoo.plugin.provenance import describe_recording, say_rows
 from svoo.plugin.run import LoopTimer, call_pipeline
 from svoo.plugin.store import Store
@@ -85,6 +86,10 @@ class RecordConfig:
         )
         return found.value, found.error
 
+    def count_inputs(self, profile: Profile) -> int:
+        """Return of how many inputs a profile is: with both branches each gives two rows."""
+        return profile.inputs // (1 if self.branch == "cond" else 2)
+
     def count_rows(self, tokens: int) -> int | None:
         """Return how many of the query rows are sampled; None: all."""
         return min(ROWS, tokens) if self.rows == "auto" else self.rows
@@ -120,21 +125,26 @@ def record_profile(
             "svoo is applied to this pipeline, and recording needs it dense: call "
             "handle.remove() first"
         )
+    if any(
+        find_split(find_attentions(transformer, adapter)[0], count_heads(transformer))
+        for transformer, adapter in find_transformers(pipe)
+    ):
+        raise ConfigError("a profile is recorded on one GPU: this pipeline is spread over several")
     wanted: list[dict[str, Any]] = [
         {"prompt": entry} if isinstance(entry, str) else dict(entry) for entry in inputs
     ]
-    request = describe_recording(pipe, wanted, vars(measuring), call)
+    recorder = Recorder(pipe, wanted, measuring, call)
     with nullcontext() if out is None else locked(Path(out)):
-        store = None if out is None else Store(Path(out), request)
+        store = None if out is None else Store(Path(out), recorder.request)
         profile = store.begin(restart=restart) if store else None
-        per_input = 1 if measuring.branch == "cond" else 2
-        for index in range(profile.inputs // per_input if profile else 0, len(wanted)):
+        done = measuring.count_inputs(profile) if profile else 0
+        for index in range(done, len(wanted)):
 
             def report(done: int, steps: int, before: int = index) -> None:
                 if on_step is not None:
                     on_step(before * steps + done, len(wanted) * steps)
 
-            one = _record(pipe, call | wanted[index], index, measuring, request, report)
+            one = recorder(index, report)
             profile = one if profile is None else Profile.merge([profile, one])
             if store:
                 store.keep(profile)
@@ -144,30 +154,38 @@ def record_profile(
         return profile
 
 
-def _record(
-    pipe: Any,  # noqa: ANN401
-    arguments: dict[str, Any],
-    index: int,
-    measuring: RecordConfig,
-    request: Mapping[str, str],
-    on_step: Callable[[int, int], None],
-) -> Profile:
-    """Record one input."""
-    table = _Table(measuring, index)
-    generator = seeded(mix_seeds(measuring.seed, index))
-    defaults = {"generator": generator, "output_type": "latent"}
-    with apply(pipe, DenseConfig(), None) as handle:
-        handle.observe(table.add)
+class Recorder:
+    """A pipeline and the inputs that are recorded with it, one by one."""
 
-        def after_step(done: int, steps: int) -> None:
-            if done == 1:  # a run that cannot be recorded is not run to its end
-                _noise_levels(handle)
-                table.places([0])
-            on_step(done, steps)
+    def __init__(
+        self,
+        pipe: Any,  # noqa: ANN401 (any pipeline class)
+        inputs: Sequence[Mapping[str, Any]],
+        measuring: RecordConfig,
+        call: Mapping[str, Any],
+    ) -> None:
+        """Describe the recording of all inputs; `call` is given to each."""
+        self.request = describe_recording(pipe, inputs, vars(measuring), call)
+        self._pipe, self._inputs, self._measuring, self._call = pipe, inputs, measuring, call
 
-        clock = LoopTimer(after_step).as_argument(pipe)
-        call_pipeline(pipe, **(defaults | arguments), **clock)
-        return table.as_profile(handle, request)
+    def __call__(self, index: int, on_step: Callable[[int, int], None]) -> Profile:
+        """Record one input: the same profile whichever were recorded before it."""
+        table = _Table(self._measuring, index)
+        generator = seeded(mix_seeds(self._measuring.seed, index))
+        arguments = {"generator": generator, "output_type": "latent"}
+        arguments |= {**self._call, **self._inputs[index]}
+        with apply(self._pipe, DenseConfig(), None) as handle:
+            handle.observe(table.add)
+
+            def after_step(done: int, steps: int) -> None:
+                if done == 1:  # a run that cannot be recorded is not run to its end
+                    _noise_levels(handle)
+                    table.places([0])
+                on_step(done, steps)
+
+            clock = LoopTimer(after_step).as_argument(self._pipe)
+            call_pipeline(self._pipe, **arguments, **clock)
+            return table.as_profile(handle, self.request)
 
 
 @dataclass

@@ -13,7 +13,9 @@ from svoo.catalogue import Model, find_model
 from svoo.errors import ConfigError, ModelError
 from svoo.methods import PRESETS, available_methods, find_method
 from svoo.methods.base import MethodConfig
+from svoo.methods.sta import STAConfig
 from svoo.methods.svoo.config import SVOOConfig
+from svoo.profiles.windows import WindowTable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUALITIES = ("fast", "balanced", "careful")
@@ -65,6 +67,8 @@ class Request:
         _check_choice("quality", self.quality, QUALITIES)
         if self.quality is not None and self.method not in (None, "svoo"):
             raise ConfigError(f"--quality is svoo's; --method {self.method} has its own settings")
+        if self.quality is not None and self.mass is not None:
+            raise ConfigError("--quality and --mass are two ways to decide what is kept: give one")
         for name in ("prompt", "negative_prompt"):
             text = getattr(self, name) or ""
             try:
@@ -100,11 +104,14 @@ def choose_method(request: Request, model: Model | None) -> MethodConfig | None:
             "careful": SVOOConfig.careful,
         }
         config = presets[request.quality]()
+    if isinstance(config, STAConfig) and request.profile is not None:
+        WindowTable.load(request.profile)  # refuses another file, before any work
+        config = replace(config, windows=str(request.profile))
     if request.mass is None:
         return config
     if not isinstance(config, SVOOConfig):
         raise ConfigError(f"--mass is svoo's; --method {request.method} has its own settings")
-    return replace(config, mass=request.mass)
+    return replace(config, mass=request.mass, tolerance=None)
 
 
 def count_tokens(request: Request, model: Model | None) -> int | None:

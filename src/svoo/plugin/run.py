@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from PIL.Image import Image
 
 from svoo.catalogue import Model
 from svoo.errors import ConfigError, SVOOError
 from svoo.methods.base import MethodConfig
 from svoo.metrics.video import FPS, check_video_path, write_video
+from svoo.plugin.adapters import find_transformers
 from svoo.plugin.apply import apply
 from svoo.plugin.load import check_takes, open_pipeline, read_image, takes
 from svoo.plugin.machine import describe_machine
+from svoo.plugin.parallel import check_degree, others_alive, parallelise
+from svoo.plugin.ranks import Ranks, find_ranks
 from svoo.plugin.request import (
     Request,
     call_sizes,
@@ -34,66 +38,144 @@ from svoo.storage import write_atomically
 OnStep = Callable[[int, int], None]
 
 
+@dataclass(frozen=True)
+class Materials:
+    """What a request names by a path, read: it can go to another machine."""
+
+    profile: Profile | Literal["auto"] | None
+    image: Image | None
+
+
+def read_materials(request: Request) -> Materials:
+    """Read the profile and the image that a request names; sta reads its own file."""
+    profile: Profile | Literal["auto"] | None = "auto"
+    if request.profile is not None:
+        profile = None if request.method == "sta" else Profile.load(request.profile)
+    return Materials(
+        profile=profile,
+        image=None if request.image is None else read_image(request.image),
+    )
+
+
 def generate(request: Request, on_step: OnStep | None = None) -> dict[str, Any]:
-    """Generate one video; see `generate_each`."""
-    return next(generate_each([request], on_step))
+    """Generate one video and write it and the JSON beside it, or neither; return what that says
+    and a summary in words. `on_step(done, steps)` is told of progress.
+
+    Processes that torchrun started share the video, and the first of them writes."""
+    ranks, model = find_ranks(), known_model(request.model)
+    request = replace(request, device=ranks.choose_device(request.device))
+    if model is not None:
+        check_degree(ranks.count, model.heads)
+    if ranks.first:
+        check_request(request)
+    with ranks.joined(request.device), others_alive():
+        return Generator(request, read_materials(request), ranks)(request, on_step)
 
 
-def generate_each(
-    requests: Sequence[Request], on_step: OnStep | None = None
-) -> Iterator[dict[str, Any]]:
-    """Generate videos with one pipeline: write each and the JSON beside it, yield what that says.
+def check_request(request: Request) -> None:
+    """Refuse an output that cannot be written and settings that no method takes, before any
+    work."""
+    model = known_model(request.model)
+    choose_method(request, model)
+    check_video_path(request.out, video_shape(request, model))
 
-    The requests differ in prompt and output only. `on_step(done, steps)` is told of progress.
-    Whatever happens, the pipeline is restored and no half file is left. The first video's times
-    include loading.
+
+class Generator:
+    """A pipeline that is loaded once, and makes videos of it."""
+
+    def __init__(self, first: Request, materials: Materials, ranks: Ranks | None = None) -> None:
+        """Load the pipeline of a request, and spread it over the processes that have met."""
+        self._ranks = ranks or Ranks()
+        self._model = known_model(first.model)
+        self._method = choose_method(first, self._model)
+        self._profile = materials.profile
+        self._image = {} if materials.image is None else {"image": materials.image}
+        start = time.perf_counter()
+        self._pipe = open_pipeline(first, self._model)
+        check_takes(first, self._pipe, image=bool(self._image))
+        if self._ranks.count > 1:
+            has_text = any(adapter.prefix_mask for _, adapter in find_transformers(self._pipe))
+            tokens = count_tokens(first, self._model) or 1
+            parallelise(self._pipe, uneven=has_text or tokens % self._ranks.count > 0)
+        self._loading = time.perf_counter() - start
+
+    def __call__(self, request: Request, on_step: OnStep | None = None) -> dict[str, Any]:
+        """Write the video of a request that differs from the first in prompt, seed and output
+        only, and the JSON beside it; return what that says, with a summary in words.
+
+        Whatever happens, the pipeline is restored and no half file is left. The first video's
+        times include loading.
+        """
+        arguments = call_arguments(request, self._model) | self._image
+        if not self._ranks.first:
+            arguments["output_type"] = "latent"  # who does not write need not decode
+        made = run_applied(self._pipe, self._method, self._profile, arguments, on_step)
+        total = self._loading + made.total
+        seconds = {"loading": self._loading, "denoising": made.denoising, "total": total}
+        self._loading = 0.0
+        record = self._describe(request, made.stats, seconds)
+        if self._ranks.first:
+            write_video(made.frames, request.out, request.fps or FPS)
+            write_record(request.out, record)
+        return {**record, "summary": summarise(made.stats)}
+
+    def _describe(
+        self, request: Request, stats: RunStats, seconds: dict[str, float]
+    ) -> dict[str, Any]:
+        """Return what the JSON beside the video says."""
+        return {
+            "request": describe_request(request),
+            "method": stats.method,
+            "config": None if self._method is None else _plain(vars(self._method)),  # None: own
+            "machine": describe_machine(),
+            "seconds": seconds,
+            "tokens": count_tokens(request, self._model),
+            "density": stats.density,
+            "stats": stats.as_dict(),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """One video's frames `[frames, height, width, 3]` in [0, 1], what happened, and the seconds of
+    its denoising loop and of the whole call."""
+
+    frames: Any
+    stats: RunStats
+    denoising: float
+    total: float
+
+
+def run_applied(
+    pipe: Any,  # noqa: ANN401 (any pipeline class)
+    method: MethodConfig | None,
+    profile: Profile | str | None,
+    arguments: dict[str, Any],
+    on_step: OnStep | None,
+) -> Made:
+    """Run a pipeline once with a method applied; what `on_step` raises stops it.
+
+    However it ends, the pipeline is as it was before.
     """
-    first = requests[0]
-    model = known_model(first.model)
-    method = choose_method(first, model)
-    for request in requests:
-        check_video_path(request.out, video_shape(request, model))
-    profile = "auto" if first.profile is None else Profile.load(first.profile)
-    image = {} if first.image is None else {"image": read_image(first.image)}
-    start = time.perf_counter()
-    pipe = open_pipeline(first, model)
-    check_takes(first, pipe, image=bool(image))
-    loading = time.perf_counter() - start
-    for request in requests:
-        arguments = call_arguments(request, model) | image
-        clock = LoopTimer(on_step)
-        begin = time.perf_counter()
+    clock, begin = LoopTimer(on_step), time.perf_counter()
+    try:
         with apply(pipe, method, profile) as handle:
             frames = call_pipeline(pipe, **arguments, **clock.as_argument(pipe)).frames[0]
             stats = handle.stats()
-        total = loading + time.perf_counter() - begin
-        seconds = {"loading": loading, "denoising": clock.seconds, "total": total}
-        write_video(frames, request.out, request.fps or FPS)
-        yield _write_record(request, model, method, stats, seconds)
-        loading = 0.0
+    except BaseException:
+        pipe.maybe_free_model_hooks()  # its last line: offloaded parts go back, caches are reset
+        raise
+    return Made(frames, stats, clock.seconds, time.perf_counter() - begin)
 
 
-def _write_record(
-    request: Request,
-    model: Model | None,
-    method: MethodConfig | None,
-    stats: RunStats,
-    seconds: dict[str, float],
-) -> dict[str, Any]:
-    """Write the JSON beside the video, and return it with a summary in words."""
-    record = {
-        "request": {name: _plain(value) for name, value in asdict(request).items()},
-        "method": stats.method,
-        "config": None if method is None else _plain(vars(method)),  # None: the model's own
-        "machine": describe_machine(),
-        "seconds": seconds,
-        "tokens": count_tokens(request, model),
-        "density": stats.density,
-        "stats": stats.as_dict(),
-    }
-    text = json.dumps(record, indent=1) + "\n"
-    write_atomically(record_path(request.out), text.encode())
-    return {**record, "summary": summarise(stats)}
+def describe_request(request: Request) -> dict[str, Any]:
+    """Return a request as plain data."""
+    return {name: _plain(value) for name, value in asdict(request).items()}
+
+
+def write_record(out: Path, record: dict[str, Any]) -> None:
+    """Write the JSON beside a video."""
+    write_atomically(record_path(out), (json.dumps(record, indent=1) + "\n").encode())
 
 
 def record_path(out: Path) -> Path:

@@ -14,14 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from svoo.backends import Workspace
+from svoo.core.heads import all_are_here
 from svoo.core.layout import VideoLayout, to_heads_first, to_tokens_first
+from svoo.errors import StrictError
 from svoo.methods.base import Dense, MethodConfig
 from svoo.plugin.adapters import Adapter, Grid, count_heads, weigh_heads
 from svoo.plugin.clock import Clock, Context
 from svoo.plugin.intercept import dense_attention
+from svoo.plugin.parallel import Split, find_split
 from svoo.profiles.profile import Profile
-from svoo.session.session import Observer, Session, describe_budgets
+from svoo.session.session import Observer, Session
 from svoo.session.stats import RunStats, Statistics
+from svoo.session.summary import describe_budgets
 
 # With fewer video tokens than this, planning costs about as much as sparse attention saves.
 LEAST_TOKENS = {"cpu": 1_000}
@@ -53,6 +57,7 @@ class Stage:
     forwards: int = 0  # those already begun; `signals[0]` may be ahead in a compiled graph
     context: Context | None = None
     layers: list[Layer] = field(default_factory=list)
+    split: Split | None = None  # over ranks
 
 
 class Layer:
@@ -84,6 +89,15 @@ class Layer:
     ) -> Tensor:
         """Attend from query to key, value `[B, N, H, D]`: sparse or dense, as the method says."""
         return self.runtime.attend(self, query, key, value, mask, scale)
+
+    def bypass(self, processor: type) -> None:
+        """Count a call in which a processor attended by itself, past us: a dense one."""
+        reason = f"{processor.__name__} attends by itself, past svoo"
+        if self.runtime.config.strict:
+            raise StrictError(f"strict: the call of layer {self.index} would be dense: {reason}")
+        counter = self.runtime.statistics.layer(self.stage.index, self.index)
+        counter.dense_calls += 1
+        counter.reasons[reason] += 1
 
 
 class Runtime:
@@ -123,6 +137,13 @@ class Runtime:
         If it is the first of a new pipeline call, a new session begins.
         """
         stage.grid = grid
+        heads = count_heads(stage.transformer)
+        stage.split = find_split(stage.attentions[0], heads)
+        if stage.split is not None:
+            self.statistics.note(
+                f"{heads} heads are shared by {stage.split.degree} ranks: densities are those of "
+                f"all heads, times and bytes those of rank {stage.split.rank}"
+            )
         self._forwards += 1
         if self.clock.begin_forward(timestep, stage.context):
             if grid is not None:
@@ -195,6 +216,10 @@ class Runtime:
         stage, session = layer.stage, self.session
         assert session is not None  # a forward has begun
         branch, sample = self._branch(layer, len(query))
+        split, video = stage.split, math.prod(stage.grid or (0,))
+        mixed = split is not None and 0 < video < query.shape[1]
+        if split is not None and mixed:
+            query, key, value = (split.video_first(side, video) for side in (query, key, value))
         wide = to_heads_first(query), to_heads_first(key), to_heads_first(value)
 
         def dense() -> Tensor:
@@ -215,20 +240,24 @@ class Runtime:
             call = session.describe_call(
                 self.clock.step, layer.index, known, query.device, stage=stage.index, scale=scale
             )
-            return to_tokens_first(session.attend_densely(wide, call, why, dense))
-        assert isinstance(layout, VideoLayout)
-        output = session.attend(
-            *wide,
-            step=self.clock.step,
-            layer=layer.index,
-            stage=stage.index,
-            branch=branch,
-            sample=sample,
-            layout=layout,
-            scale=scale,
-            dense=dense,
-        )
-        return to_tokens_first(output)
+            output = session.attend_densely(wide, call, why, dense)
+        else:
+            assert isinstance(layout, VideoLayout)
+            output = session.attend(
+                *wide,
+                step=self.clock.step,
+                layer=layer.index,
+                stage=stage.index,
+                branch=branch,
+                sample=sample,
+                head_offset=0 if split is None else split.first_head(session.run.heads),
+                gather_heads=all_are_here if split is None else split.gather,
+                layout=layout,
+                scale=scale,
+                dense=dense,
+            )
+        output = to_tokens_first(output)
+        return output if split is None or not mixed else split.as_exchanged(output, video)
 
     def _why_dense(self, layout: VideoLayout | Dense, device: torch.device) -> Dense | None:
         """Return why a call is dense before the method is asked, or None."""
@@ -278,7 +307,7 @@ class Runtime:
             backend=self.config.backend,
             calls=self.clock.call,
             steps=self.clock.steps,
-            budgets=describe_budgets(self.profile, calibrate=self.calibrate),
+            budgets=describe_budgets(self.config, self.profile, calibrate=self.calibrate),
             layers=self.statistics.read(),
             state_bytes=self.state_bytes,
             notes=tuple(self.statistics.notes),

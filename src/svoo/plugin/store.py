@@ -9,6 +9,8 @@ from pathlib import Path
 from svoo.errors import ProfileError
 from svoo.profiles.profile import Profile
 
+ADVICE = "choose another output, or restart (--restart) to replace it"
+
 
 class Store:
     """The file of a recording, and beside it what is done so far."""
@@ -26,29 +28,33 @@ class Store:
         """
         if self.unfinished.exists():
             try:
-                return self._read(self.unfinished)
+                return self.read(self.unfinished)
             except ProfileError:
                 if not restart:
                     raise
             self.unfinished.unlink()
-        return None if restart or not self.path.exists() else self._read(self.path)
+        return None if restart or not self.path.exists() else self.read(self.path)
 
-    def _read(self, path: Path) -> Profile:
+    def read(self, path: Path) -> Profile:
         """Return what a file holds if the same request began it; else say what to do."""
-        advice = "choose another output, or restart (--restart) to replace it"
         try:
             earlier = Profile.load(path)
         except ProfileError as error:
-            raise ProfileError(f"{error}\n{advice}") from error
+            raise ProfileError(f"{error}\n{ADVICE}") from error
+        self.check(earlier, path, self.request)
+        return earlier
+
+    @staticmethod
+    def check(earlier: Profile, path: Path, request: Mapping[str, str]) -> None:
+        """Refuse what a path holds if another request began it."""
         differences = [
             f"  {name}: {earlier.provenance.get(name, 'unknown')} there, {fact} now"
-            for name, fact in self.request.items()
+            for name, fact in request.items()
             if earlier.provenance.get(name) != fact
         ]
         if differences:
-            lines = (f"{path} was begun by another request:", *differences, advice)
+            lines = (f"{path} was begun by another request:", *differences, ADVICE)
             raise ProfileError("\n".join(lines))
-        return earlier
 
     def keep(self, profile: Profile) -> None:
         """Save what is done so far."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from svoo.core.random import seeded
 from svoo.methods.base import MethodConfig
@@ -48,7 +48,8 @@ def warm_up(pipe: Any, call: Mapping[str, Any]) -> None:  # noqa: ANN401 (any pi
     """Run one step dense and one sparse, so that no trial is charged for what only the first call
     does: compiling kernels, asking the system for memory."""
     once = {**call, "num_inference_steps": 1, "output_type": "latent"}
-    for config in (DenseConfig(), SVOOConfig().always_sparse()):
+    sparse = replace(SVOOConfig().always_sparse(), densest=1.0)  # whatever the tokens are
+    for config in (DenseConfig(), sparse):
         with apply(pipe, config, None):
             pipe(**once, generator=seeded(0))
 
@@ -59,18 +60,19 @@ def run_trial(
     config: MethodConfig | None,
     *,
     call: Mapping[str, Any],
-    profile: Profile | None = None,
+    profile: Profile | Literal["auto"] | None = "auto",
     seed: int = 0,
     against: Trial | None = None,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Trial:
     """Generate with `config` (None: dense) and compare with the trial `against`, if any.
 
-    `profile=None` looks for a stored one, or lets the method measure for itself.
+    `profile`: as `apply` takes it; "auto" looks for a stored one, or lets the method measure for
+    itself.
     """
     config = DenseConfig() if config is None else config
     early: list[RunStats] = []  # the statistics when warm-up and ramp are over
-    with apply(pipe, config, profile or "auto") as handle:
+    with apply(pipe, config, profile) as handle:
 
         def note_step(done: int, steps: int) -> None:
             if isinstance(config, SVOOConfig):

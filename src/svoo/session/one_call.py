@@ -13,9 +13,10 @@ from svoo.core.validate import check_budgets, check_tokens, inference_only
 from svoo.errors import ConfigError
 from svoo.methods.base import Call, Corrected, Dense, MethodConfig, Run
 from svoo.methods.svoo.config import SVOOConfig
+from svoo.methods.svoo.far import plan_far_call
 from svoo.methods.svoo.labels import LabelState
 from svoo.methods.svoo.method import plan_call
-from svoo.session.session import correct_video, finish_plan
+from svoo.session.finish import correct_video, finish_plan
 
 
 @inference_only
@@ -71,8 +72,9 @@ def sparse_attention(
     that a method keeps, as after its warm-up.
 
     `layout` says which tokens are text and padding. Two arguments are for SVOO alone: `budgets`
-    `[H]` or `[B, H]` are the fractions to keep, from a profile (None: mass alone decides); `state`
-    carries labels from one call of a layer to the next (set `state.step` before each call).
+    `[H]` or `[B, H]` are the fractions to keep, from a profile, beside a `mass` (None: mass or
+    tolerance alone decides); `state` carries labels from one call of a layer to the next (set
+    `state.step` before each call).
     `check=False` skips the checks that wait for the device. No gradients flow.
     """
     _check(query, key, value, config, layout, check=check)
@@ -86,11 +88,23 @@ def sparse_attention(
         step = state.step if state else 0
         chance = generator or seeded(mix_seeds(config.seed, step))
         call = Call(step, 0, layout, scale=scale, generator=chance)
-        shown = [side if layout is None else layout.video_part(side) for side in (query, key)]
-        decision = plan_call(shown[0], shown[1], config, call, budgets=budgets, state=state)
+        shown = [
+            side if layout is None else layout.video_part(side) for side in (query, key, value)
+        ]
+        if config.tolerance is None:
+            decision = plan_call(shown[0], shown[1], config, call, budgets=budgets, state=state)
+        elif budgets is None:
+            tolerance = config.tolerance
+            decision = plan_far_call(shown[0], shown[1], shown[2], config, call, tolerance, state)
+        else:
+            raise ConfigError(
+                "budgets and a tolerance are two ways to decide what is kept: give "
+                "SVOOConfig(mass=...) with budgets"
+            )
     else:
         raise ConfigError(f"budgets and state are SVOO's; {config.name} takes neither")
-    assert not isinstance(decision, Dense)  # the warm-up was left out
+    if isinstance(decision, Dense):  # keeping so much would not pay
+        decision = _everything(query, key, layout)
     plan = decision.plan if isinstance(decision, Corrected) else decision
     plan = finish_plan(plan, (query, key, value), config, layout, scale)
     if not isinstance(decision, Corrected):

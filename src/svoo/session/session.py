@@ -4,31 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from svoo.backends import Workspace, attend
-from svoo.core.far_plan import add_far_terms
+from svoo.core.heads import all_are_here
 from svoo.core.layout import VideoLayout
-from svoo.core.plan import BlockPlan, add_text
-from svoo.core.quality import recall
-from svoo.core.terms import MeanTerms
+from svoo.core.plan import BlockPlan
+from svoo.core.quality import recall, sampled_error
 from svoo.core.validate import check_tokens, default_scale, inference_only
 from svoo.errors import ConfigError, SlowBackendError, StrictError
 from svoo.methods.base import Call, Corrected, Dense, MethodConfig, Run, unknown
 from svoo.profiles.profile import Profile
+from svoo.session.finish import correct_video, finish_plan, video_part
 from svoo.session.stats import LayerCounter, RunStats, Statistics
-from svoo.session.summary import summarise
+from svoo.session.summary import describe_budgets, summarise
+from svoo.session.worth import why_dense_pays
 
 RECALL_ROWS = 64
+ERROR_ROWS = 8  # queries per head and call that are computed exactly
 
 DenseAttention = Callable[[], Tensor]
 """Runs the model's own attention, `[B, H, N, D]`."""
 Observer = Callable[[Call, Tensor, Tensor], None]
 """Is called with each dense call and its query and key `[B, H, N, D]`."""
+GatherHeads = Callable[[Tensor], Tensor]
+"""Turns one value per head here `[h, ...]` into one per head on all devices `[H, ...]`."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A group of heads that was run: output `[B, H, N, D]`, the other numbers `[H]`."""
+
+    output: Tensor
+    density: Tensor
+    recall: Tensor | None
+    squared_error: Tensor | None
+    verdict: Dense | None  # why the layer has to be dense after all
 
 
 class Session:
@@ -95,6 +110,7 @@ class Session:
         branch: str | Sequence[str] = "cond",
         sample: int = 0,
         head_offset: int = 0,
+        gather_heads: GatherHeads = all_are_here,
         layout: VideoLayout | None = None,
         scale: float | None = None,
         dense: DenseAttention | None = None,
@@ -103,7 +119,9 @@ class Session:
 
         `branch` is one name, or one name per sample of the batch. `layout` says which tokens are
         video, text and padding (None: all are video, and the grid is not known). Where the method
-        decides for dense, `dense` runs; None: torch's attention.
+        decides for dense, `dense` runs; None: torch's attention. Where heads are spread over
+        devices, `head_offset` is the number of the first one here, and `gather_heads` asks all
+        devices: for what looks across heads, and for the statistics.
         """
         check_tokens(query, key, value, finite=False)
         if layout is not None:
@@ -119,31 +137,42 @@ class Session:
             branch=branch,
             sample=sample,
             head_offset=head_offset,
+            gather_heads=gather_heads,
             scale=scale,
         )
         tokens = query, key, value
         kind = query.device, query.dtype, query.shape[3]
         if kind in self._slow:  # found out before: nothing needs to be planned
             return self.attend_densely(tokens, call, self._slow[kind], dense)
+        small = why_dense_pays(query, key) if self.config.backend == "auto" else None
+        if small is not None:
+            return self.attend_densely(tokens, call, Dense(small), dense)
         groups = self._head_groups(query, key)
-        decisions = []
+        done: list[_Part] = []
         for heads in groups:
             here = replace(call, head_offset=head_offset + heads.start)
-            shown = [_video(side[:, heads], layout) for side in tokens]
+            shown = [video_part(side[:, heads], layout) for side in tokens]
             decision = self.method.plan(shown[0], shown[1], shown[2], here)
             if isinstance(decision, Dense):
                 return self.attend_densely(tokens, call, decision, dense)
             part = query[:, heads], key[:, heads], value[:, heads]
             try:
-                decisions.append(self._run(part, here, decision, counter))
+                ran = self._run(part, here, decision, counter)
             except SlowBackendError as error:
                 self._slow[kind] = Dense(str(error))
                 return self.attend_densely(tokens, call, self._slow[kind], dense)
+            if ran.verdict is not None:
+                return self.attend_densely(tokens, call, ran.verdict, dense)
+            done.append(ran)
         counter.sparse_calls += 1
-        counter.density.add(torch.cat([density for _, density in decisions]))
-        if len(decisions) == 1:
-            return decisions[0][0]
-        return torch.cat([output for output, _ in decisions], dim=1)
+        counter.density.add(gather_heads(torch.cat([part.density for part in done])))
+        recalls = [part.recall for part in done if part.recall is not None]
+        if recalls:
+            counter.recall.add(gather_heads(torch.cat(recalls)))
+        errors = [part.squared_error for part in done if part.squared_error is not None]
+        if errors:
+            counter.squared_error.add(gather_heads(torch.cat(errors)))
+        return done[0].output if len(done) == 1 else torch.cat([p.output for p in done], dim=1)
 
     def describe_call(
         self,
@@ -156,6 +185,7 @@ class Session:
         branch: str | Sequence[str] = "cond",
         sample: int = 0,
         head_offset: int = 0,
+        gather_heads: GatherHeads = all_are_here,
         scale: float | None = None,
     ) -> Call:
         """Return what a method is told of a call; its times and work go to this session's
@@ -179,6 +209,8 @@ class Session:
             scale=scale,
             watch=watch,
             count=count,
+            total_heads=self.run.heads,
+            gather_heads=gather_heads,
         )
 
     def attend_densely(
@@ -225,10 +257,10 @@ class Session:
         call: Call,
         decision: BlockPlan | Corrected,
         counter: LayerCounter,
-    ) -> tuple[Tensor, Tensor]:
-        """Run what the method decided; return the output `[B, H, N, D]` and the density `[H]`."""
+    ) -> _Part:
+        """Run what the method decided."""
         query, key, value = tokens
-        layout = call.layout
+        layout, squared_error, verdict = call.layout, None, None
         plan = decision.plan if isinstance(decision, Corrected) else decision
         with call.watch("selection"):
             plan = finish_plan(plan, tokens, self.config, layout, call.scale)
@@ -246,17 +278,32 @@ class Session:
             if isinstance(decision, Corrected):
                 assert lse is not None  # asked for
                 output = correct_video(output, lse, decision, layout)
+            if self.config.measure_error:  # a part of what the call takes
+                found = sampled_error(
+                    query,
+                    key,
+                    value,
+                    output,
+                    rows=ERROR_ROWS,
+                    generator=call.chance(self.config.seed),
+                    layout=layout,
+                    scale=call.scale,
+                )
+                squared_error = found.mean(dim=0)
+                if hasattr(self.method, "judge"):
+                    verdict = self.method.judge(call, squared_error)
         counter.backends[backend] += 1
         padding = None if layout is None else layout.padding
         density = plan.density(padding).mean(dim=0)
         if isinstance(decision, Corrected):
             density = (density + decision.extra).clamp(max=1)
+        kept = None
         if self.config.measure_recall:
             rows = min(RECALL_ROWS, query.shape[2])
             with call.watch("recall"):
                 found = recall(query, key, plan, layout=layout, rows=rows, scale=call.scale)
-                counter.recall.add(found.mean(dim=0))
-        return output, density
+                kept = found.mean(dim=0)
+        return _Part(output, density, kept, squared_error, verdict)
 
     @property
     def state_bytes(self) -> int:
@@ -270,7 +317,7 @@ class Session:
             backend=self.config.backend,
             calls=1,
             steps=self.run.steps,
-            budgets=describe_budgets(self.run.profile, calibrate=self.run.calibrate),
+            budgets=describe_budgets(self.config, self.run.profile, calibrate=self.run.calibrate),
             layers=self.statistics.read(),
             state_bytes=self.state_bytes,
             notes=tuple(self.statistics.notes),
@@ -279,49 +326,3 @@ class Session:
     def summary(self) -> str:
         """Return the statistics as a text table."""
         return summarise(self.stats())
-
-
-def _video(tokens: Tensor, layout: VideoLayout | None) -> Tensor:
-    """Return the video tokens of `[B, H, N, D]`."""
-    return tokens if layout is None else layout.video_part(tokens)
-
-
-def finish_plan(
-    plan: BlockPlan,
-    tokens: Sequence[Tensor],
-    config: MethodConfig,
-    layout: VideoLayout | None,
-    scale: float | None = None,
-) -> BlockPlan:
-    """Return a method's plan of the video tokens with what all methods share.
-
-    First terms for left-out blocks, if the config asks for them and the method made none; then
-    text and padding. `tokens` are query, key, value `[B, H, N, D]`.
-    """
-    if config.compensate == "mean" and plan.terms is None:
-        plan = replace(plan, terms=MeanTerms(plan.key_sizes > 0), check=False)
-    if config.compensate == "far" and plan.terms is None:
-        query, key, value = (_video(side, layout) for side in tokens)
-        plan = add_far_terms(plan, query, key, value, scale=scale)
-    return plan if layout is None else add_text(plan, layout, check=False)
-
-
-def correct_video(
-    output: Tensor, lse: Tensor, decision: Corrected, layout: VideoLayout | None
-) -> Tensor:
-    """Return the output `[B, H, N, D]` with its video rows corrected by the method, from their
-    log-sum-exp `[B, H, N]`."""
-    if layout is None or layout.text == 0:
-        return decision.correct(output, lse).to(output.dtype)
-    video = layout.video_part(output)
-    rows = lse.narrow(2, layout.video_start, layout.video)
-    video.copy_(decision.correct(video, rows))
-    return output
-
-
-def describe_budgets(profile: Profile | None, *, calibrate: bool) -> str:
-    """Return where budgets come from, in words."""
-    if profile is not None:
-        facts = " ".join(f"{key}={fact}" for key, fact in profile.provenance.items())
-        return f"from a profile ({facts or 'no provenance'})"
-    return "measured in the warm-up" if calibrate else "none: the method decides alone"

@@ -3,6 +3,7 @@ device; reading does."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -95,16 +96,18 @@ class LayerCounter:
         self.work: defaultdict[str, float] = defaultdict(float)
         self.density = RunningMean()  # [heads]
         self.recall = RunningMean()
+        self.squared_error = RunningMean()
         self.watch = Stopwatch()
 
     @property
     def nbytes(self) -> int:
         """Bytes kept on the device."""
-        return self.density.nbytes + self.recall.nbytes
+        return self.density.nbytes + self.recall.nbytes + self.squared_error.nbytes
 
     def read(self, stage: int, layer: int) -> LayerStats:
         """Return the counts as plain numbers; waits for the device."""
         density, recall = self.density.value(), self.recall.value()
+        squared = self.squared_error.value()
         calls = max(1, self.sparse_calls)
         return LayerStats(
             stage,
@@ -116,6 +119,7 @@ class LayerCounter:
             density=None if density is None else float(density.mean()),
             density_by_head=None if density is None else density.tolist(),
             recall=None if recall is None else float(recall.mean()),
+            error=None if squared is None else math.sqrt(float(squared.mean())),
             work={phase: share / calls for phase, share in self.work.items()},
             seconds=self.watch.seconds(),
         )
@@ -125,9 +129,10 @@ class LayerCounter:
 class LayerStats:
     """The calls of one layer.
 
-    `density` and `recall` are means over its sparse calls, None if there was none (or recall was
-    not measured). `work` is what the method computes besides the kept pairs, as a share of dense
-    attention, by phase: a mean over sparse calls too.
+    `density` and `recall` are means over its sparse calls; `error` is how far outputs are from
+    dense ones, relative to these (root of the mean square). None if there was no such call, or it
+    was not measured. `work` is what the method computes besides the kept pairs, as a share of
+    dense attention, by phase: a mean over sparse calls too.
     """
 
     stage: int
@@ -139,6 +144,7 @@ class LayerStats:
     density: float | None
     density_by_head: list[float] | None
     recall: float | None
+    error: float | None
     work: dict[str, float]
     seconds: dict[str, float]
 
@@ -177,6 +183,20 @@ class RunStats:
         return self._mean("recall")
 
     @property
+    def error(self) -> float | None:
+        """How far outputs of sparse calls are from dense ones, relative to these: the root of the
+        mean square over all of them, from a few queries each; None if it was not measured."""
+        squares = [
+            (layer.sparse_calls, layer.error**2)
+            for layer in self.layers
+            if layer.error is not None
+        ]
+        calls = sum(count for count, _ in squares)
+        if not calls:
+            return None
+        return math.sqrt(sum(count * square for count, square in squares) / calls)
+
+    @property
     def work(self) -> dict[str, float]:
         """What is computed besides the kept pairs, as a share of dense attention, by phase: means
         over all sparse calls."""
@@ -202,7 +222,7 @@ class RunStats:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain data, totals included."""
-        totals = ("density", "recall", "work", "seconds", "sparse_calls", "dense_calls")
+        totals = ("density", "recall", "error", "work", "seconds", "sparse_calls", "dense_calls")
         return {**asdict(self), **{name: getattr(self, name) for name in totals}}
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from textwrap import wrap
 
-from svoo.session.stats import PHASES, RunStats
+from svoo.methods.base import MethodConfig
+from svoo.methods.svoo.config import SVOOConfig
+from svoo.profiles.profile import Profile
+from svoo.session.stats import PHASES, LayerStats, RunStats
 
 _WIDTH = 80
 
@@ -39,11 +42,32 @@ def summarise(stats: RunStats) -> str:
         f"density over sparse calls {_figure(stats.density).strip()}; measuring took "
         f"{aside:.2f} s; state {stats.state_bytes:,} bytes"
     )
+    if stats.error is not None:
+        worst = max((row for row in stats.layers if row.error), key=_error, default=None)
+        where = "" if worst is None else f", most in layer {worst.layer} ({_error(worst):.1%})"
+        notes.append(
+            f"error of attention outputs {stats.error:.1%}{where}; measured on "
+            "a few random queries of each sparse call"
+        )
     notes.append(f"budgets: {stats.budgets}")
     for note in notes:
         lines += wrap(note, _WIDTH, subsequent_indent="  ", break_long_words=False)
     return "\n".join(lines)
 
 
+def _error(row: LayerStats) -> float:
+    return row.error or 0.0
+
+
 def _figure(value: float | None) -> str:
     return "      -" if value is None else f"{value:7.3f}"
+
+
+def describe_budgets(config: MethodConfig, profile: Profile | None, *, calibrate: bool) -> str:
+    """Return where budgets come from, in words."""
+    if isinstance(config, SVOOConfig) and config.tolerance is not None:
+        return f"none: the tolerance {config.tolerance:g} decides"
+    if profile is not None:
+        facts = " ".join(f"{key}={fact}" for key, fact in profile.provenance.items())
+        return f"from a profile ({facts or 'no provenance'})"
+    return "measured in the warm-up" if calibrate else "none: the method decides alone"

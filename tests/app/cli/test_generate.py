@@ -6,10 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from svoo.app.cli import app
-from svoo.app.cli.generate import video_name
 from svoo.errors import ConfigError
 from svoo.metrics.video import read_video
-from svoo.plugin.request import Request
 
 SIZES = ["--steps", "2", "--frames", "5", "--height", "32", "--width", "48"]
 PROMPT = "a red circle moves left over a checkered floor"
@@ -72,14 +70,69 @@ def test_prompt_files_that_are_none(data: bytes, message: str, tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["p.txt"]
 
 
-def test_names_stay_in_the_folder_and_tell_settings_apart() -> None:
-    def name(prompt: str, **settings: Any) -> str:
-        return video_name(Request(prompt=prompt, out=Path("x"), **settings))
+@pytest.mark.parametrize(
+    ("given", "address"), [(["--ray"], "any"), (["--ray", "head:6379"], "head:6379"), ([], None)]
+)
+def test_ray_with_and_without_an_address(
+    given: list[str], address: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
 
-    hostile = ("../../etc/passwd", "/etc/passwd", "..", "a" * 5000, "\x00\n", "C:\\con", "猫")
-    for prompt in hostile:
-        found = name(prompt)
-        assert Path(found).name == found and found.endswith(".mp4") and len(found) < 100
-        assert not found.startswith(".")
-    assert len({name(prompt) for prompt in (*hostile, "a fox", "a-fox")}) == len(hostile) + 2
-    assert name("a fox") == name("a fox") != name("a fox", seed=1)
+    def note(address: str | None, **_: Any) -> Any:
+        asked.append(address)
+        raise ConfigError("seen")
+
+    monkeypatch.setattr("svoo.fleet.cluster.open_cluster", note)
+    (tmp_path / "p.txt").write_text("a red circle")
+    prompts = ["--prompts", str(tmp_path / "p.txt")]
+    for order in ([*given, *prompts], [*prompts, *given]):
+        found = generate(*order, "--out", str(tmp_path / "videos"))
+        assert str(found.exception) == "seen"
+    assert asked == [address, address]
+
+
+def test_options_of_many_videos_need_a_file_of_prompts(tmp_path: Path) -> None:
+    for option in (["--ray"], ["--workers", "2"], ["--samples", "2"], ["--vbench"]):
+        refused = generate("--prompt", PROMPT, *option, "--out", str(tmp_path / "v.mp4"))
+        assert "go with --prompts FILE" in str(refused.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_address_that_does_not_answer_comes_before_any_work(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'svoo[fleet]'")
+    (tmp_path / "p.txt").write_text("a red circle")
+    refused = generate(
+        "--prompts", str(tmp_path / "p.txt"), "--ray", "nowhere", "--out", str(tmp_path / "v")
+    )
+    assert isinstance(refused.exception, ConfigError)
+    assert "--ray takes host:port" in str(refused.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["p.txt"]
+
+
+def test_a_prompt_that_fails_is_listed_and_the_code_is_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from svoo.plugin.run import Generator
+
+    make = Generator.__call__
+
+    def fail(self: Generator, request: Any, on_step: Any) -> Any:
+        if "star" in request.prompt:
+            raise RuntimeError("no star")
+        return make(self, request, on_step)
+
+    monkeypatch.setattr(Generator, "__call__", fail)
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "videos"
+    prompts.write_text("a blue star\na red circle\n")
+    command = ["--prompts", str(prompts), "--out", str(out), "--retries", "0"]
+    failed = generate(*command, "--json")
+    assert failed.exit_code == 1
+    assert "1 of 2 videos could not be made" in failed.stderr
+    assert "a blue star: RuntimeError: no star" in failed.stderr
+    rows = json.loads(failed.stdout)
+    assert rows[0]["error"] == "RuntimeError: no star" and rows[1]["density"] is None
+    assert len(list(out.iterdir())) == 2
+    monkeypatch.undo()
+    shown = generate(*command)
+    assert shown.exit_code == 0 and "1 of 1: " in shown.stdout
+    assert len(list(out.iterdir())) == 4

@@ -21,4 +21,5 @@ def test_methods_are_listed_with_their_settings() -> None:
     assert [row["name"] for row in found] == [row.name for row in available_methods()]
     radial = next(row for row in found if row["name"] == "radial")
     assert radial["settings"]["block"] == 64 and radial["model"] == "wan2.2-t2v-a14b"
+    assert radial["knob"] == "decay"
     assert isinstance(CliRunner().invoke(app, ["methods", "--model", "x"]).exception, ModelError)

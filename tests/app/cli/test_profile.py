@@ -11,6 +11,9 @@ from typer.testing import CliRunner
 from svoo import Profile
 from svoo.app.cli import app
 from svoo.errors import ConfigError, FileError
+from svoo.fleet.jobs import Outcome
+from svoo.fleet.profiles import Recording
+from svoo.profiles.windows import WindowTable
 from svoo.storage import locked
 
 SMALL = ["--steps", "4", "--frames", "5", "--height", "32", "--width", "48", "--rows", "8"]
@@ -21,11 +24,11 @@ def test_profile_hands_over_what_was_asked(
 ) -> None:
     asked: list[Any] = []
 
-    def record(request: Any, inputs: Any, measuring: Any, **_: Any) -> Profile:
+    def record(request: Any, inputs: Any, measuring: Any, *_: Any, **__: Any) -> Recording:
         asked.append((request, inputs, measuring))
-        return made_profile()
+        return Recording(made_profile())
 
-    monkeypatch.setattr("svoo.plugin.calibrate.record_by_name", record)
+    monkeypatch.setattr("svoo.fleet.profiles.record_by_name", record)
     (tmp_path / "prompts.txt").write_text("a fox\n")
     command = ["profile", "--model", "x/y", "--prompts", str(tmp_path / "prompts.txt"), "--json"]
     done = CliRunner().invoke(app, [*command, "--rows", "all", "--masses", "0.5,0.95"])
@@ -49,12 +52,32 @@ def test_profile_hands_over_what_was_asked(
         (["--dtype", "int4"], "--dtype must be one of float32, bfloat16, float16"),
         (["--inputs", "1000"], "--inputs must be 1 to the"),
         (["--guidance", "nan"], "--guidance must be a finite number"),
+        (["--method", "svg2"], "--method must be svoo or sta, which have something to measure"),
+        (["--method", "sta", "--ray", "x"], "--method sta runs on this machine"),
     ],
 )
 def test_bad_profile_requests(arguments: list[str], message: str) -> None:
     refused = CliRunner().invoke(app, ["profile", *arguments])
     assert isinstance(refused.exception, ConfigError)
     assert re.search(message, str(refused.exception))
+
+
+def test_windows_are_searched_for_sta(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    table = WindowTable(torch.full((2, 3, 4, 3), 5))
+    asked: list[Any] = []
+
+    def record(*arguments: Any) -> WindowTable:
+        asked.append(arguments)
+        return table
+
+    monkeypatch.setattr("svoo.plugin.windows.record_windows", record)
+    out = tmp_path / "windows.safetensors"
+    command = ["profile", "--method", "sta", "--inputs", "1", "--out", str(out), "--json"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == {"out": str(out), "windows": table.windows.tolist()}
+    request, inputs, _ = asked[0]
+    assert request.out == out and len(inputs) == 1
 
 
 def test_profile_end_to_end_on_the_embedded_model(tmp_path: Path) -> None:
@@ -73,3 +96,15 @@ def test_profile_end_to_end_on_the_embedded_model(tmp_path: Path) -> None:
     other = CliRunner().invoke(app, [*command[:-1], "9"])
     assert "asked rows: 8 there, 9 now" in str(other.exception)
     assert torch.equal(Profile.load(out).density, found.density)
+
+
+def test_inputs_that_fail_are_listed_and_the_code_is_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = Recording(None, [Outcome(0, 1, error="RuntimeError: no room")])
+    monkeypatch.setattr("svoo.fleet.profiles.record_by_name", lambda *_, **__: failed)
+    (tmp_path / "p.txt").write_text("a fox\na dog\n")
+    command = ["profile", "--prompts", str(tmp_path / "p.txt"), "--out", str(tmp_path / "p")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 1
+    assert "1 of 2 inputs failed" in done.stderr and "a dog: RuntimeError: no room" in done.stderr

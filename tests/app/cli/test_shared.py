@@ -7,8 +7,14 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from svoo.app.cli import shared
-from svoo.app.cli.shared import Output, VideoOptions, as_numbers, with_video_options
+from svoo.app.cli import app, shared
+from svoo.app.cli.shared import (
+    Output,
+    VideoOptions,
+    as_numbers,
+    say_seconds,
+    with_video_options,
+)
 from svoo.errors import ConfigError
 
 
@@ -81,3 +87,14 @@ def test_numbers() -> None:
     assert as_numbers("masses", "0.5,0.95") == [0.5, 0.95]
     with pytest.raises(ConfigError, match="--masses must be numbers, got 'half'"):
         as_numbers("masses", "half")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0 s"), (89, "89 s"), (720, "12 min"), (11100, "3 h 5 min")]
+)
+def test_lengths_of_time_in_words(seconds: float, words: str) -> None:
+    assert say_seconds(seconds) == words
+
+
+def test_a_command_without_arguments() -> None:
+    assert CliRunner().invoke(app, ["models"]).exit_code == 0

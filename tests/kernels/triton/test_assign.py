@@ -10,7 +10,7 @@ from svoo.kernels.triton.tiles import Tile
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
-SMALL = Tile(16, 16, warps=1, stages=1)
+SMALL = Tile(16, 16, warps=4, stages=1)
 
 
 def exact_scores(tokens: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def exact_scores(tokens: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
 @given(
     case=cases(max_tokens=50, sizes=(5, 32, 64, 96, 128)),
     dtype=st.sampled_from((torch.bfloat16, torch.float16, torch.float32)),
-    tile=st.sampled_from((SMALL, Tile(32, 32, warps=1, stages=1))),
+    tile=st.sampled_from((SMALL, Tile(32, 32, warps=4, stages=1))),
 )
 def test_no_other_score_is_higher(
     kernel_device: torch.device, case: Case, dtype: torch.dtype, tile: Tile

@@ -2,10 +2,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import Case, cases, chance, examples, far_apart, normal
+from making import Case, cases, chance, examples, far_apart, normal, plan_on
 
-from svoo.core import clustering
-from svoo.kernels.triton.centroids import ROWS, fill_means, update_centroids
+from svoo.core import clustering, far_field
+from svoo.kernels.triton.centroids import ROWS, fill_means, find_moments, update_centroids
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
@@ -31,6 +31,25 @@ def test_it_is_the_torch_form(kernel_device: torch.device, case: Case, dtype: to
     empty = sizes == 0
     assert bool(empty.any())
     assert torch.equal(means[empty], old[empty])
+
+
+@settings(max_examples=examples(40))
+@given(
+    case=cases(max_tokens=3 * ROWS, sizes=(5, 32, 96)),
+    dtype=st.sampled_from((torch.bfloat16, torch.float16, torch.float32)),
+)
+def test_moments_are_the_torch_form(
+    kernel_device: torch.device, case: Case, dtype: torch.dtype
+) -> None:
+    """Tokens far from 0, where sums of squares would lose all digits; blocks may be empty."""
+    plan = case.plan(compensate=False)
+    tokens = (case.tokens(torch.float64)[1] + 100).to(dtype)
+    assert plan.key_order is not None
+    expected = far_field.find_moments(tokens.double(), plan.key_order, plan.key_sizes, by="torch")
+    here = plan_on(kernel_device, plan)
+    mean, variance = find_moments(tokens.to(kernel_device), here.key_order, here.key_sizes)
+    torch.testing.assert_close(mean.double().cpu(), expected.mean, atol=1e-5, rtol=2e-6)
+    torch.testing.assert_close(variance.double().cpu(), expected.variance, atol=1e-5, rtol=1e-4)
 
 
 def test_runs_without_an_order_strides_and_offsets_beyond_32_bits(

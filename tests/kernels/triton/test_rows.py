@@ -1,4 +1,6 @@
+import pytest
 import torch
+from attending import ROUNDING
 from hypothesis import given, settings
 from making import Case, cases, examples, plan_on
 
@@ -26,6 +28,20 @@ def test_mean_terms_enter_where_blocks_are_left_out(
         count = int(blocks.entered.counts[b, h, i])
         found[b, h, i, blocks.entered.entries[b, h, i, :count].long() // 2] = True
     assert torch.equal(found, enters)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_means_are_rounded_to_the_nearest(kernel_device: torch.device, dtype: torch.dtype) -> None:
+    """Half of the last bit at most, where cutting off would lose a whole one."""
+    case = Case(1, 2, 9, 200, 32, 2, 7, seed=4)
+    plan = plan_on(kernel_device, case.plan(compensate=True))
+    _, key, value = (tokens.to(kernel_device) for tokens in case.tokens(dtype))
+    blocks = find_rows(key, value, plan.key_order, plan.key_sizes, plan.keep, plan.terms).blocks
+    assert blocks is not None
+    for means, tokens in ((blocks.key, key), (blocks.value, value)):
+        wide = block_means(tokens.double(), plan)
+        apart = (means.double() - wide).abs()
+        assert bool((apart <= ROUNDING[dtype] * wide.abs() + 1e-6).all())
 
 
 def test_a_plan_without_terms_has_no_rows() -> None:

@@ -4,7 +4,7 @@ from making import normal
 from svoo import Call, Dense, Run, SVOOConfig
 from svoo.methods.svoo.budgets import MeasuredBudgets, NoBudgets, find_budgets
 
-CONFIG = SVOOConfig(dense_steps=2, dense_layers=1)
+CONFIG = SVOOConfig(mass=0.7, dense_steps=2, dense_layers=1)
 QUERY, KEY = normal(1, 2, 30, 8), normal(1, 2, 30, 8, seed=1)
 WARM = Dense("warm-up", planned=True)
 
@@ -38,7 +38,8 @@ def test_where_budgets_come_from() -> None:
     notes: list[str] = []
     run = Run(steps=5, calibrate=True, note=notes.append)
     assert isinstance(find_budgets(CONFIG, run), MeasuredBudgets)
-    assert isinstance(find_budgets(SVOOConfig(dense_steps=0), run), NoBudgets)
+    assert isinstance(find_budgets(SVOOConfig(mass=0.7), run), NoBudgets)
+    assert isinstance(find_budgets(SVOOConfig(dense_steps=2), run), NoBudgets)
     assert notes == ["no dense step to measure budgets in: mass alone decides"]
     assert isinstance(find_budgets(CONFIG, Run(steps=5)), NoBudgets)
     assert NoBudgets().before(QUERY, KEY, Call(0, 0), WARM) is WARM

@@ -1,10 +1,12 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from svoo import SVOOConfig, models
 from svoo.errors import ConfigError
+from svoo.methods.svoo.config import TOLERANCE
 from svoo.methods.warm_up import count_dense_steps
 
 
@@ -30,8 +32,9 @@ from svoo.methods.warm_up import count_dense_steps
         ("budget_range", (0.3, 0.2)),
         ("budget_range", (0.1, 0.2, 0.3)),
         ("mass", "a"),
-        ("mass", None),
         ("theta", "x"),
+        ("tolerance", -1.0),
+        ("tolerance", math.nan),
         ("seed", 0.5),
         ("seed", -1),
         ("compensate", "no"),
@@ -61,6 +64,68 @@ def test_dense_steps_as_a_fraction_or_a_count(dense: float, steps: int, count: i
     assert count_dense_steps(SVOOConfig(dense_steps=dense), steps) == count
 
 
+def test_tolerance_or_mass_decides_never_both() -> None:
+    assert (SVOOConfig().tolerance, SVOOConfig().mass) == (TOLERANCE, None)
+    assert SVOOConfig(mass=0.5).tolerance is None
+    with pytest.raises(ConfigError, match="^tolerance must be None where mass decides"):
+        SVOOConfig(mass=0.5, tolerance=0.01)
+    with pytest.raises(ConfigError, match="^tolerance must be None where mass decides"):
+        replace(SVOOConfig(), mass=0.5)
+    with pytest.raises(ConfigError, match="^compensate must be "):
+        SVOOConfig(compensate="mean")
+
+
+PAPER = {
+    "method": "svoo",
+    "dense_steps": 0.2,
+    "dense_layers": 1,
+    "compensate": False,
+    "backend": "auto",
+    "seed": 0,
+    "measure_recall": False,
+    "strict": False,
+    "tolerance": None,
+    "groups": 8,
+    "densest": 0.6,
+    "mass": 0.9,
+    "theta": 0.1,
+    "ramp": 0.0,
+    "recluster_every": 20,
+    "query_clusters": None,
+    "key_clusters": None,
+    "fineness": 1.0,
+    "iterations": 2,
+    "clustering": "co",
+    "share_branches": True,
+    "budget_unit": "clusters",
+    "budget_range": (0.0, 1.0),
+}
+RELEASE = {"theta": 1.0, "budget_unit": "whole clusters"}
+
+
+def fields(config: SVOOConfig) -> dict[str, Any]:
+    """All settings but those that only a tolerance looks at and that came after it."""
+    return {name: value for name, value in config.as_dict().items() if name in PAPER}
+
+
+def test_paper_and_release_are_what_they_were_before_the_far_field() -> None:
+    assert fields(SVOOConfig.paper()) == PAPER
+    assert fields(SVOOConfig.paper("mini")) == PAPER | {"dense_layers": 0, "recluster_every": 8}
+    assert fields(SVOOConfig.paper("wan2.1-t2v-14b")) == PAPER
+    assert fields(SVOOConfig.paper("hunyuanvideo-i2v")) == PAPER | {"dense_steps": 0.1}
+    assert fields(SVOOConfig.release("wan2.1-t2v-1.3b")) == PAPER | RELEASE | {
+        "dense_steps": 10,
+        "dense_layers": 0,
+        "budget_range": (0.15, 0.2),
+    }
+    assert fields(SVOOConfig.release("hunyuanvideo-t2v")) == PAPER | RELEASE | {
+        "dense_steps": 5,
+        "mass": 0.88,
+        "recluster_every": 50,
+        "budget_range": (0.05, 0.1),
+    }
+
+
 def test_the_paper_preset_has_the_papers_numbers() -> None:
     paper = SVOOConfig.paper()
     assert (paper.mass, paper.theta, paper.dense_steps, paper.dense_layers) == (0.9, 0.1, 0.2, 1)
@@ -84,12 +149,12 @@ def test_every_model_of_the_paper_has_a_release_preset() -> None:
     assert SVOOConfig.release("wan2.1-t2v-1.3b").dense_layers == 0
 
 
-def test_default_mode_takes_what_was_tuned_on_a_model() -> None:
-    mini, wan = SVOOConfig.for_model("mini"), SVOOConfig.for_model("wan2.1-t2v-1.3b")
-    assert (mini.mass, mini.dense_steps, mini.ramp, mini.fineness) == (0.45, 0.0, 0.5, 3.5)
-    assert (wan.mass, wan.dense_steps, wan.ramp, wan.fineness) == (
-        SVOOConfig().mass,
-        0.2,
-        0.0,
-        SVOOConfig().fineness,
-    )
+def test_default_mode_is_the_same_for_every_model() -> None:
+    for model in models():
+        assert SVOOConfig.for_model(model.name) == SVOOConfig() == SVOOConfig.balanced()
+    assert (SVOOConfig().dense_steps, SVOOConfig().compensate) == (0, "far")
+    knob = [
+        config.tolerance or 0.0
+        for config in (SVOOConfig.careful(), SVOOConfig(), SVOOConfig.fast())
+    ]
+    assert knob == sorted(knob) and len(set(knob)) == 3

@@ -1,7 +1,13 @@
+from dataclasses import replace
+
+import pytest
 import torch
 from making import normal
+from synthetic import clustered_tokens
 
-from svoo import LabelState, co_cluster
+from svoo import LabelState, SVOOConfig, co_cluster, make_plan, run_plan
+from svoo.core.random import seeded
+from svoo.methods.svoo.labels import cluster_counts
 
 
 def test_labels_are_reused_until_they_are_old_and_only_for_their_shape() -> None:
@@ -26,3 +32,26 @@ def test_samples_of_one_video_take_its_labels() -> None:
     both = state.reuse(query.repeat(2, 1, 1, 1), key.repeat(2, 1, 1, 1), 1, [0, 0])
     assert both is not None
     assert torch.equal(both.key.labels, made.key.labels.repeat(2, 1, 1))
+
+
+def test_equal_clusters_fill_tiles() -> None:
+    config = SVOOConfig(clustering="balanced")
+    side = torch.empty(1, 1, 75_600, 8, device="meta")
+    assert cluster_counts(config, side, side) == (591, 1182)
+    asked = replace(config, query_clusters=7, key_clusters=900)
+    assert cluster_counts(asked, side, side) == (7, 900)
+
+
+@pytest.mark.parametrize(
+    "config", [SVOOConfig.paper(), replace(SVOOConfig.balanced(), densest=1.0)]
+)
+def test_equal_clusters_in_both_modes(config: SVOOConfig) -> None:
+    """All blocks are whole, some are left out, and any backend runs them."""
+    tokens = clustered_tokens(2, 2, 640, 16, generator=seeded(0))
+    config = replace(config.always_sparse(), clustering="balanced")
+    plan = make_plan(*tokens, config)
+    assert plan.query_sizes.unique().tolist() == [128]
+    assert plan.key_sizes.unique().tolist() == [64]
+    assert float(plan.density().mean()) < 0.95
+    expected = run_plan(*tokens, plan, backend="reference")
+    torch.testing.assert_close(run_plan(*tokens, plan), expected, atol=1e-4, rtol=1e-4)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from making import normal
@@ -30,7 +32,8 @@ def same_labels(one: BlockPlan, two: BlockPlan) -> bool:
 
 
 def method(budgets: torch.Tensor | None = None, **settings: object) -> SVOOMethod:
-    config = SVOOConfig(**({"dense_steps": 0, "query_clusters": 4, "key_clusters": 8} | settings))  # type: ignore[arg-type]
+    base = {"dense_steps": 0, "query_clusters": 4, "key_clusters": 8}
+    config = replace(SVOOConfig.mean_terms(), **(base | settings))  # type: ignore[arg-type]
     profile = None
     if budgets is not None:  # [steps, layers, heads], of one input
         masses = torch.tensor([0.95], dtype=torch.float64)
@@ -163,7 +166,7 @@ def test_k_means_instead_of_co_clustering() -> None:
 
 def test_many_clusters_still_fit_the_state() -> None:
     tokens = normal(1, 1, 33_000, 1)
-    config = SVOOConfig(query_clusters=2, key_clusters=32_999, iterations=1)
+    config = SVOOConfig(mass=0.7, query_clusters=2, key_clusters=32_999, iterations=1)
     state = LabelState()
     plan_call(tokens, tokens, config, Call(0, 0), state=state)
     assert state.labels is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from importlib import metadata
 from typing import Annotated
 
@@ -15,15 +16,22 @@ from svoo.app.cli import (
     compare,
     demo,
     doctor,
+    estimate,
     generate,
     inspect,
     methods,
     models,
     profile,
     show,
+    study,
+    ui,
     weights,
 )
-from svoo.errors import SVOOError
+from svoo.app.cli.shared import Command
+from svoo.errors import ConfigError, RankError, SVOOError
+from svoo.plugin.ranks import find_ranks
+
+_LET_THE_FIRST_SPEAK = 20.0  # seconds
 
 app = typer.Typer(
     help="Training-free sparse attention for video diffusion.",
@@ -38,14 +46,17 @@ for command in (
     inspect,
     compare,
     show,
+    study,
+    ui,
     demo,
     doctor,
+    estimate,
     bench,
     methods,
     models,
     weights,
 ):
-    app.command(command.__name__.rpartition(".")[2])(command.run)
+    app.command(command.__name__.rpartition(".")[2], cls=Command)(command.run)
 
 
 def main() -> None:
@@ -54,8 +65,10 @@ def main() -> None:
         app()
     except SVOOError as error:
         message = f"[bold red]error:[/] {escape(str(error))}"
+        if not find_ranks().first:  # what all refuse the first one says, and torchrun ends them
+            time.sleep(_LET_THE_FIRST_SPEAK)
         Console(stderr=True).print(message, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, RankError) else 2)
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 (typer calls it so)
@@ -66,6 +79,7 @@ def _show_version(value: bool) -> None:  # noqa: FBT001 (typer calls it so)
 
 @app.callback()
 def _commands(
+    context: typer.Context,
     *,
     _version: Annotated[
         bool,
@@ -75,3 +89,6 @@ def _commands(
     ] = False,
 ) -> None:
     """Training-free sparse attention for video diffusion."""
+    command = context.invoked_subcommand
+    if command != "generate" and find_ranks().count > 1:
+        raise ConfigError(f"torchrun is for `svoo generate`: run `svoo {command}` without it")

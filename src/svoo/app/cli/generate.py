@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-from dataclasses import asdict, replace
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,17 +13,22 @@ from svoo.app.cli.shared import (
     Json,
     Output,
     Quiet,
+    Ray,
     VideoOptions,
+    Workers,
     runs_on_cpu,
+    say_seconds,
     with_video_options,
 )
 from svoo.errors import ConfigError
+from svoo.plugin.ranks import find_ranks
 
 if TYPE_CHECKING:
+    from svoo.fleet.jobs import Outcome
+    from svoo.fleet.videos import Video
     from svoo.plugin.request import Request
 
 _VIDEO, _FOLDER = Path("out/video.mp4"), Path("out/videos")
-_LONGEST = 60  # letters of a prompt in a file's name
 
 
 @with_video_options
@@ -57,6 +60,17 @@ def run(
     mass: Annotated[float | None, typer.Option(help="Softmax mass to keep.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A profile made by `svoo profile`.")] = None,
     fps: Annotated[float | None, typer.Option(help="Frames per second of the file.")] = None,
+    samples: Annotated[
+        int, typer.Option(help="Videos of each prompt of --prompts; seeds follow one another.")
+    ] = 1,
+    vbench: Annotated[
+        bool, typer.Option("--vbench", help="Name them for VBench: {prompt}-{index}.mp4.")
+    ] = False,
+    ray: Ray = None,
+    workers: Workers = None,
+    retries: Annotated[
+        int, typer.Option(min=0, help="Further tries of a prompt of --prompts that crashed.")
+    ] = 2,
     as_json: Json = False,
     quiet: Quiet = False,
     video: VideoOptions,
@@ -72,9 +86,11 @@ def run(
     [bold]svoo generate --model wan2.1-i2v-14b --image cat.png --prompt "it jumps" --fps 16[/]
 
     [bold]svoo generate --prompts prompts.txt --out out/videos[/]
-    """
-    from svoo.plugin.request import Request
 
+    [bold]torchrun --nproc-per-node 8 -m svoo generate --model wan2.1-t2v-14b --prompt "a cat"[/]
+
+    [bold]svoo generate --prompts vbench.txt --samples 5 --vbench --ray --out out/vbench[/]
+    """
     settings = {
         **vars(video),
         "image": image,
@@ -84,87 +100,128 @@ def run(
         "profile": profile,
         "fps": fps,
     }
-    output = Output(json=as_json, quiet=quiet)
+    speaks = find_ranks().first  # of the processes that torchrun started
+    output = Output(json=as_json and speaks, quiet=quiet or not speaks)
     if (prompt is None) == (prompts is None):
         raise ConfigError("give --prompt TEXT or --prompts FILE, one of them")
-    if prompts is None:
-        requests = [Request(prompt=prompt or "", out=out or _VIDEO, **settings)]
-        skipped: list[Request] = []
-    else:
-        requests, skipped = _from_file(prompts, out or _FOLDER, settings)
-    for request in skipped:
-        output.say(f"{request.out} is there already")
-    records = _generate(output, requests)
-    output.data([*map(_read_record, skipped), *records] if prompts is not None else records[0])
+    if prompts is not None:
+        if find_ranks().count > 1:
+            raise ConfigError(
+                "the processes of torchrun share one video: give --prompt; many prompts go over "
+                "GPUs with --ray"
+            )
+        from svoo.fleet.videos import list_videos
+
+        folder = out or _FOLDER
+        videos = list_videos(prompts, folder, settings, samples=samples, vbench=vbench)
+        _Batch(output, ray=ray, workers=workers, retries=retries).run(videos)
+        return
+    if ray is not None or workers is not None or vbench or samples != 1:
+        raise ConfigError("--ray, --workers, --samples and --vbench go with --prompts FILE")
+    from svoo.plugin.request import Request
+
+    _generate_one(output, Request(prompt=prompt or "", out=out or _VIDEO, **settings))
 
 
-def _generate(output: Output, requests: list[Request]) -> list[dict[str, Any]]:
-    from svoo.plugin.run import generate_each
+def _generate_one(output: Output, request: Request) -> None:
+    from svoo.plugin.run import generate
 
-    if not requests:
-        return []
-    records: list[dict[str, Any]] = []
     with output.progress() as bar:
         task = bar.add_task("loading", total=None)
-        if runs_on_cpu(requests[0].device):
+        if runs_on_cpu(request.device):
             output.prepare_kernels(bar, task)
 
         def on_step(done: int, total: int) -> None:
-            number = f"{len(records) + 1} of {len(requests)}: " if len(requests) > 1 else ""
-            bar.update(task, description=f"{number}denoising", completed=done, total=total)
+            bar.update(task, description="denoising", completed=done, total=total)
 
-        for request, record in zip(requests, generate_each(requests, on_step), strict=True):
-            records.append(record)
-            summary = record.pop("summary")
-            if len(requests) == 1:
-                output.say(summary)
-            _say_done(output, request, record)
-    return records
+        record = generate(request, on_step)
+    output.say(record.pop("summary"), _say_done(request, record))
+    output.data(record)
 
 
-def _say_done(output: Output, request: Request, record: dict[str, Any]) -> None:
+def _say_done(request: Request, record: dict[str, Any]) -> str:
     seconds = record["seconds"]
     density = record["density"]
-    output.say(
+    return (
         f"{request.out} written: density {'1 (dense)' if density is None else f'{density:.3f}'}, "
         f"loading {seconds['loading']:.1f} s, denoising {seconds['denoising']:.1f} s, in all "
         f"{seconds['total']:.1f} s"
     )
 
 
-def _from_file(
-    prompts: Path, folder: Path, settings: dict[str, Any]
-) -> tuple[list[Request], list[Request]]:
-    """Return what is to be made of a file of prompts, and what is there already."""
-    from svoo.plugin.calibrate import read_prompts
-    from svoo.plugin.request import Request
-    from svoo.plugin.run import record_path
+@dataclass
+class _Batch:
+    """Many videos: those that are there are told, the others made, the failed ones listed."""
 
-    if folder.suffix or folder.is_file():
-        raise ConfigError(f"--prompts makes many videos: --out must be a folder, got {folder}")
-    wanted = [
-        Request(prompt=text, out=folder, **settings)
-        for text in dict.fromkeys(read_prompts(prompts))
-    ]
-    named = [replace(request, out=folder / video_name(request)) for request in wanted]
-    done = [request for request in named if record_path(request.out).exists()]  # written last
-    return [request for request in named if request not in done], done
+    output: Output
+    ray: str | None
+    workers: int | None
+    retries: int
 
+    def run(self, videos: list[Video]) -> None:
+        """Make what is missing; end with code 1 if some could not be made."""
+        from svoo.plugin.run import describe_request
 
-def video_name(request: Request) -> str:
-    """Return a file name from the prompt and, in a few letters, all settings."""
-    settings = {name: str(value) for name, value in asdict(request).items() if name != "out"}
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    words = re.sub(r"\W+", "-", request.prompt.lower(), flags=re.ASCII).strip("-")
-    return f"{words[:_LONGEST].rstrip('-') or 'video'}-{digest}.mp4"
+        wanted = [video.request for video in videos if video.record is None]
+        for video in videos:
+            if video.record is not None:
+                self.output.say(f"{video.request.out} is there already")
+        outcomes = iter(sorted(self._make(wanted), key=lambda outcome: outcome.index))
+        found: list[dict[str, Any]] = []
+        failed: list[Outcome[Request, dict[str, Any]]] = []
+        for video in videos:
+            if video.record is not None:
+                found.append(video.record)
+                continue
+            outcome = next(outcomes)
+            if outcome.error is not None:
+                failed.append(outcome)
+            request = describe_request(video.request)
+            found.append(outcome.result or {"request": request, "error": outcome.error})
+        self.output.data(found)
+        if failed:
+            lines = (f"  {entry.job.prompt}: {entry.error}" for entry in failed)
+            self.output.complain(
+                f"{len(failed)} of {len(videos)} videos could not be made; the same command tries "
+                "them again:",
+                *lines,
+            )
+            raise typer.Exit(1)
 
+    def _make(self, wanted: list[Request]) -> list[Outcome[Request, dict[str, Any]]]:
+        from svoo.fleet.cluster import open_cluster
+        from svoo.fleet.videos import make_videos
 
-def _read_record(request: Request) -> dict[str, Any]:
-    from svoo.plugin.run import record_path
+        if not wanted:
+            return []
+        device = wanted[0].device
+        found: list[Outcome[Request, dict[str, Any]]] = []
+        with self.output.progress() as bar:
+            task = bar.add_task("loading", total=None)
+            with open_cluster(self.ray, workers=self.workers, use_gpus=device != "cpu") as cluster:
+                if cluster is None and runs_on_cpu(device):
+                    self.output.prepare_kernels(bar, task)
 
-    path = record_path(request.out)
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {error}; remove it to make it anew") from error
-    return found
+                def on_progress(done: float) -> None:
+                    text = f"{len(found)} of {len(wanted)} videos"
+                    bar.update(task, description=text, completed=done, total=len(wanted))
+
+                start = time.monotonic()
+                for outcome in make_videos(
+                    wanted, cluster, retries=self.retries, on_progress=on_progress
+                ):
+                    found.append(outcome)
+                    left = (time.monotonic() - start) / len(found) * (len(wanted) - len(found))
+                    self._tell(outcome, f"{len(found)} of {len(wanted)}", left)
+        return found
+
+    def _tell(
+        self, outcome: Outcome[Request, dict[str, Any]], number: str, seconds_left: float
+    ) -> None:
+        if outcome.result is None:
+            text = f"{outcome.job.out} failed after {outcome.attempts} tries: {outcome.error}"
+        else:
+            outcome.result.pop("summary")
+            text = _say_done(outcome.job, outcome.result)
+        left = f"; about {say_seconds(seconds_left)} left" if seconds_left else ""
+        self.output.say(f"{number}: {text}{left}")

@@ -38,6 +38,7 @@ def run(
                 "keeps": row.keeps,
                 "rest": row.rest,
                 "trained": row.trained,
+                "knob": None if row.knob is None else row.knob.setting,
                 "model": name,
                 "settings": row.config.for_model(name).as_dict(),
             }

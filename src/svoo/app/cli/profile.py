@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from svoo.app.cli.shared import Json, Output, Quiet, VideoOptions, as_numbers, with_video_options
+from svoo.app.cli.shared import (
+    Json,
+    Output,
+    Quiet,
+    Ray,
+    VideoOptions,
+    Workers,
+    as_numbers,
+    with_video_options,
+)
 from svoo.app.tables import profile_data, profile_tables
 from svoo.errors import ConfigError
 
@@ -44,6 +53,15 @@ def run(
         bool,
         typer.Option("--restart", help="Replace what another request began, or a damaged file."),
     ] = False,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="svoo, or sta: Sliding Tile Attention's best window of every step, layer and "
+            "head, written when all inputs are done."
+        ),
+    ] = "svoo",
+    ray: Ray = None,
+    workers: Workers = None,
     as_json: Json = False,
     quiet: Quiet = False,
     video: VideoOptions,
@@ -57,13 +75,27 @@ def run(
     [bold]svoo profile --out mini.safetensors[/]
 
     [bold]svoo profile --model wan2.1-t2v-1.3b --prompts prompts.txt --every 5[/]
+
+    [bold]svoo profile --model wan2.1-t2v-14b --prompts prompts.txt --ray head:6379[/]
+
+    [bold]svoo profile --method sta --out windows.safetensors[/], then
+    [bold]svoo generate --method sta --profile windows.safetensors "a red circle"[/]
     """
-    from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs, record_by_name
+    from svoo.fleet.cluster import open_cluster
+    from svoo.fleet.profiles import record_by_name
+    from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs
     from svoo.plugin.record import RecordConfig
     from svoo.plugin.request import Request
+    from svoo.plugin.windows import record_windows
 
     if prompts is None and video.model != "mini":
         raise ConfigError("give --prompts FILE, one prompt per line")
+    if method not in ("svoo", "sta"):
+        raise ConfigError(
+            f"--method must be svoo or sta, which have something to measure: {method!r}"
+        )
+    if method == "sta" and ray is not None:
+        raise ConfigError("--ray measures profiles of svoo; --method sta runs on this machine")
     measuring = RecordConfig(
         masses=as_numbers("masses", masses),
         rows=_row_count(rows),
@@ -78,10 +110,28 @@ def run(
     with output.progress() as bar:
         task = bar.add_task("loading", total=None)
 
-        def on_step(done: int, total: int) -> None:
-            bar.update(task, description="measuring", completed=done, total=total)
+        def on_progress(done: float) -> None:
+            text = f"{int(done)} of {len(given)} inputs"
+            bar.update(task, description=text, completed=done, total=len(given))
 
-        found = record_by_name(request, given, measuring, restart=restart, on_step=on_step)
+        if method == "sta":
+            table = record_windows(request, given, on_progress)
+            steps, layers, heads, _ = table.windows.shape
+            output.say(f"{out} written: windows of {steps} steps, {layers} layers, {heads} heads")
+            output.data({"out": str(out), "windows": table.windows.tolist()})
+            return
+        with open_cluster(ray, workers=workers, use_gpus=video.device != "cpu") as cluster:
+            recording = record_by_name(
+                request, given, measuring, cluster, restart=restart, on_progress=on_progress
+            )
+    found = recording.profile
+    if found is None:
+        lines = (f"  {given[bad.job]['prompt']}: {bad.error}" for bad in recording.failed)
+        count = len(recording.failed)
+        output.complain(
+            f"{count} of {len(given)} inputs failed; the same command tries them again:", *lines
+        )
+        raise typer.Exit(1)
     output.show(*profile_tables(found))
     output.say(f"{out} written; look at it with `svoo inspect {out}`")
     output.data({"out": str(out), **profile_data(found)})

@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID, TimeElapsedColumn
+from typer.core import TyperCommand
 
 from svoo.errors import ConfigError
 
@@ -26,24 +27,42 @@ Frames = Annotated[int | None, typer.Option(min=1, help="Frames of the video.")]
 Height = Annotated[int | None, typer.Option(min=1, help="Height in pixels.")]
 Width = Annotated[int | None, typer.Option(min=1, help="Width in pixels.")]
 Seed = Annotated[int, typer.Option(help="Seed of the noise.")]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[ADDRESS]",
+        help="Spread the prompts over a Ray cluster: host:port, ray://host:port, auto (the one "
+        "that runs here) or local (a new one here); without an address auto, else local.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="With --ray: how many at once. Default: one per GPU, or per four CPUs."),
+]
 
 _SLOW = 0.5  # seconds after which compiling is worth a note
 
 
+class Command(TyperCommand):
+    """A command whose option --ray may stand without an address."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (typer's own click)
+        """Read the arguments, `--ray` alone as `--ray any`."""
+        follows = [*args, "-"][1:]
+        given = [
+            [entry, "any"] if entry == "--ray" and after.startswith("-") else [entry]
+            for entry, after in zip(args, follows, strict=False)
+        ]
+        return super().parse_args(ctx, [part for parts in given for part in parts])
+
+
 @dataclass(frozen=True, kw_only=True)
-class VideoOptions:
+class ModelOptions:
     """The options that every command with a pipeline has; None leaves a setting to the model."""
 
     model: Annotated[
         str, typer.Option(help="Short name (`svoo models`), hub id or path; mini is embedded.")
     ] = "mini"
-    steps: Steps = None
-    frames: Frames = None
-    height: Height = None
-    width: Width = None
-    seed: Seed = 0
-    guidance: Annotated[float | None, typer.Option(help="Guidance scale.")] = None
-    negative_prompt: Annotated[str | None, typer.Option(help="What not to show.")] = None
     lora: Annotated[str | None, typer.Option(help="A LoRA: file, folder or hub id.")] = None
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None
@@ -52,14 +71,38 @@ class VideoOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class VideoOptions(ModelOptions):
+    """And those of every command that makes videos."""
+
+    steps: Steps = None
+    frames: Frames = None
+    height: Height = None
+    width: Width = None
+    seed: Seed = 0
+    guidance: Annotated[float | None, typer.Option(help="Guidance scale.")] = None
+    negative_prompt: Annotated[str | None, typer.Option(help="What not to show.")] = None
+
+
 def with_video_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of `VideoOptions`, which it gets as its argument `video`."""
+    return _with_options(command, "video", VideoOptions)
+
+
+def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `ModelOptions`, which it gets as its argument `model`."""
+    return _with_options(command, "model", ModelOptions)
+
+
+def _with_options(
+    command: Callable[..., None], argument: str, options: type[ModelOptions]
+) -> Callable[..., None]:
     own = [
         parameter
         for parameter in inspect.signature(command, eval_str=True).parameters.values()
-        if parameter.name != "video"
+        if parameter.name != argument
     ]
-    hints = get_type_hints(VideoOptions, include_extras=True)
+    hints = get_type_hints(options, include_extras=True)
     shared = [
         inspect.Parameter(
             entry.name,
@@ -67,13 +110,13 @@ def with_video_options(command: Callable[..., None]) -> Callable[..., None]:
             default=entry.default,
             annotation=hints[entry.name],
         )
-        for entry in fields(VideoOptions)
+        for entry in fields(options)
     ]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:  # noqa: ANN401 (whatever the options are)
-        video = VideoOptions(**{entry.name: given.pop(entry.name) for entry in shared})
-        command(**given, video=video)
+        chosen = options(**{entry.name: given.pop(entry.name) for entry in shared})
+        command(**given, **{argument: chosen})
 
     parameters = [*own, *shared]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -111,6 +154,10 @@ class Output:
         if not self.quiet:
             line = f"note: {text}"
             self.aside.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def complain(self, *lines: str) -> None:
+        """Print what could not be done, also where nothing else is printed."""
+        self.aside.print(*lines, sep="\n", highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
@@ -182,3 +229,11 @@ def runs_on_cpu(device: str | None) -> bool:
     import torch
 
     return device == "cpu" or (device is None and not torch.cuda.is_available())
+
+
+def say_seconds(seconds: float) -> str:
+    """Return a length of time in words: 40 s, 12 min, 3 h 5 min."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

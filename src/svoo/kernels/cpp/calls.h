@@ -54,6 +54,17 @@ struct Centroids {
     std::atomic<int64_t> next_head, failures;
 };
 
+struct Features {
+    Tokens query, key, value;
+    const float *start;            // [features, size]: where the search for axes begins
+    float *query_made, *key_made;  // [batch, heads, tokens, features]
+    int64_t pairs, heads, queries, keys, size;
+    int64_t key_features;  // of a key's features, those of the key itself
+    int64_t query_every, key_every, rounds;  // every which token is looked at to find axes
+    double value_share;
+    std::atomic<int64_t> next_side, failures;
+};
+
 struct Moments {
     Tokens tokens;
     const int64_t *order;      // [batch, heads, tokens]
@@ -69,7 +80,7 @@ struct FarField {
     const float *key_means;    // [batch, heads, key blocks, size]
     const int64_t *key_order;  // [batch, heads, keys]
     const int64_t *key_sizes;  // [batch, heads, key blocks]
-    float *shifts, *totals;    // [batch, heads, query blocks, key blocks]: log2 S = shift + log2 total
+    float *bias;               // [batch, heads, query blocks, key blocks]: log S
     void *values;              // the same shape, size: numbers as the tokens are
     float *lengths;            // of the values
     int64_t pairs, heads, keys, size, query_blocks, key_blocks;
@@ -77,19 +88,26 @@ struct FarField {
     std::atomic<int64_t> next_stretch, failures;
 };
 
+struct Groups {
+    const float *key_means, *value_means;  // [batch, heads, key blocks, size]
+    const int64_t *sizes;                  // [batch, heads, key blocks]
+    int64_t *labels;                       // the same shape: the group of each block
+    float *group_keys, *group_values;      // [batch, heads, groups, size]
+    int64_t pairs, size, blocks, groups, steps;
+    std::atomic<int64_t> next_pair, failures;
+};
+
 struct Tiers {
-    const float *logits, *bias;      // [batch, heads, query blocks, key blocks]: q.c * scale, log S
-    const float *spreads, *lengths;  // the same shape: variance of logits, |V|
-    const float *group_spreads;      // the same shape, or null: variance of logits from the group's
-    const float *deviations;         // [batch, heads, key blocks]: of values inside a block
-    const float *value_lengths, *value_distances;  // the same shape: |v|, |v - v of the group|
-    const int64_t *sizes, *labels;   // the same shape: of key blocks; their groups
-    const float *query_means, *key_means, *value_means;  // [batch, heads, blocks, size]
-    const float *weights;            // [heads]
-    uint8_t *keep, *middle;          // [batch, heads, query blocks, key blocks]
-    float *group_bias;               // [batch, heads, query blocks, groups]
-    void *group_keys, *group_values; // the same shape, size: numbers as the tokens are
+    const float *bias, *lengths;  // [batch, heads, query blocks, key blocks]: log S, |V|
+    const float *query_means, *query_variances;  // [batch, heads, query blocks, size]
+    const float *key_means, *key_variances, *value_means, *value_variances;  // of key blocks
+    const int64_t *sizes, *labels;               // [batch, heads, key blocks]; their groups, or null
+    const float *group_keys, *group_values;      // [batch, heads, groups, size], or null
+    const float *weights;                        // [heads]
+    uint8_t *keep, *middle;           // [batch, heads, query blocks, key blocks]
+    float *shared_bias;               // [batch, heads, query blocks, groups]
+    void *shared_keys, *shared_values;  // the same shape, size: numbers as the tokens are
     int64_t pairs, heads, size, query_blocks, key_blocks, groups;
     double scale, tolerance;
-    std::atomic<int64_t> next_row, failures;
+    std::atomic<int64_t> next_piece, failures;
 };

@@ -24,68 +24,78 @@ inline void ask_for_large_pages(void *memory, int64_t bytes) {
 
 constexpr int STRETCH = 16;  // clusters that make a piece of work
 
-// Call `work(pair, cluster, first row, rows)` for the clusters of the pieces that a thread takes.
+// Call `work(pair, first cluster, first row)` for the pieces that a thread takes.
 template <typename Work>
-inline void for_clusters(
+inline void for_stretches(
     std::atomic<int64_t> &next_stretch, const int64_t *sizes, int64_t pairs, int64_t clusters,
     Work work
 ) {
     const int64_t stretches = (clusters + STRETCH - 1) / STRETCH;
     for (int64_t next; (next = next_stretch++) < pairs * stretches;) {
         const int64_t pair = next / stretches, first = next % stretches * STRETCH;
-        const int64_t *own = sizes + pair * clusters;
         int64_t start = 0;
-        for (int64_t j = 0; j < first; j++) start += own[j];
-        for (int64_t j = first; j < first + STRETCH && j < clusters; j++) {
-            work(pair, j, start, own[j]);
-            start += own[j];
+        for (int64_t j = 0; j < first; j++) start += sizes[pair * clusters + j];
+        work(pair, first, start);
+    }
+}
+
+// Means and variances of the `rows` tokens of a cluster that stand in `order` from `start` on.
+template <typename Number>
+inline void find_moments_of(
+    const Moments &call, int64_t pair, int64_t cluster, int64_t start, int64_t rows
+) {
+    const int64_t size = call.size;
+    float *mean = call.means + (pair * call.clusters + cluster) * size;
+    float *variance = call.variances + (pair * call.clusters + cluster) * size;
+    const int64_t *order = call.order + pair * call.count;
+    const auto row_of = [&](int64_t row) {
+        return call.tokens.row<Number>(pair / call.heads, pair % call.heads, order[row]);
+    };
+    for (int64_t row = start; row < start + rows + STRETCH && row < call.count; row++)
+        prefetch(row_of(row), size * sizeof(Number));
+    const Vector share = all(1.0f / (rows ? rows : 1));
+    for (int64_t d = 0; d < size; d += LANES) {
+        Vector sum = all(0), squares = all(0);
+        for (int64_t row = start; row < start + rows; row++)
+            sum += load_part(row_of(row), d, size);
+        sum *= share;
+        for (int64_t row = start; row < start + rows; row++) {
+            const Vector rest = load_part(row_of(row), d, size) - sum;
+            squares += rest * rest;
         }
+        store_part(sum, mean, d, size);
+        store_part(squares * share, variance, d, size);
     }
 }
 
 template <typename Number>
 void find_moments(Moments &call) {
-    const int64_t size = call.size;
-    for_clusters(
+    for_stretches(
         call.next_stretch, call.sizes, call.pairs, call.clusters,
-        [&](int64_t pair, int64_t cluster, int64_t start, int64_t rows) {
-            float *mean = call.means + (pair * call.clusters + cluster) * size;
-            float *variance = call.variances + (pair * call.clusters + cluster) * size;
-            const int64_t *order = call.order + pair * call.count;
-            const auto row_of = [&](int64_t row) {
-                return call.tokens.row<Number>(pair / call.heads, pair % call.heads, order[row]);
-            };
-            for (int64_t row = start; row < start + rows + STRETCH && row < call.count; row++)
-                prefetch(row_of(row), size * sizeof(Number));
-            const Vector share = all(1.0f / (rows ? rows : 1));
-            for (int64_t d = 0; d < size; d += LANES) {
-                Vector sum = all(0), squares = all(0);
-                for (int64_t row = start; row < start + rows; row++)
-                    sum += load_part(row_of(row), d, size);
-                sum *= share;
-                for (int64_t row = start; row < start + rows; row++) {
-                    const Vector rest = load_part(row_of(row), d, size) - sum;
-                    squares += rest * rest;
-                }
-                store_part(sum, mean, d, size);
-                store_part(squares * share, variance, d, size);
+        [&](int64_t pair, int64_t first, int64_t start) {
+            const int64_t *sizes = call.sizes + pair * call.clusters;
+            for (int64_t j = first; j < first + STRETCH && j < call.clusters; j++) {
+                find_moments_of<Number>(call, pair, j, start, sizes[j]);
+                start += sizes[j];
             }
         }
     );
 }
 
-// The query means of a pair, in tiles, and what they saw of a block so far.
+// The query means of a pair, in tiles, and what they saw of a stretch of blocks so far.
 template <typename Number>
 class Watcher {
     static constexpr int CHUNK = 128;              // rows that are seen at a time
     static constexpr int LOOKERS = LANES == 16 ? 12 : 6;  // queries whose values are summed together
     static_assert(TILE % LOOKERS == 0, "a tile is looked at in whole groups");
+    static_assert(STRETCH % LANES == 0, "a stretch is written in whole vectors");
 
 public:
     explicit Watcher(const FarField &call)
-        : call(call), padded(padded_size(call.size)), tiles((call.query_blocks + TILE - 1) / TILE) {
+        : call(call), padded(padded_size(call.size)),
+          tiles((call.query_blocks + TILE - 1) / TILE) {
         const int64_t all_tiles = tiles * TILE;
-        const int64_t numbers = 2 * all_tiles * padded + 3 * all_tiles
+        const int64_t numbers = 2 * all_tiles * padded + (3 + 3 * STRETCH) * all_tiles
             + (CHUNK + ROWS + 1) * (TILE + padded) + CHUNK * padded + padded;
         memory = static_cast<float *>(aligned_alloc(64, (numbers * 4 + 127) / 64 * 64));
         if (!memory) return;
@@ -100,6 +110,7 @@ public:
         values = take(CHUNK * padded);
         zeros = take(padded);
         keys = take((CHUNK + ROWS + 1) * padded);
+        for (Vector *&part : seen) part = (Vector *)take(STRETCH * all_tiles);
         memset(zeros, 0, padded * sizeof *zeros);
     }
     ~Watcher() { free(memory); }
@@ -107,21 +118,22 @@ public:
 
     bool has_memory() const { return memory; }
 
-    void see(int64_t of_pair, int64_t block, int64_t start, int64_t rows) {
+    // See the blocks from `first` on, whose rows begin at `start`.
+    void see(int64_t of_pair, int64_t first, int64_t start) {
         if (of_pair != pair) begin(of_pair);
-        for (int64_t first = 0; first < rows; first += CHUNK) {
-            const int count = int(rows - first < CHUNK ? rows - first : CHUNK);
-            copy_rows(start + first, count);
-            const float *mean = call.key_means + (pair * call.key_blocks + block) * call.size;
-            pack_value(mean, call.size, padded, keys + count * padded);  // the last row: for the base
-            for_tiles(vectors(), [&](auto used, int tile) {
-                see_chunk<used.value>(tile, count, first == 0);
-            });
+        const int64_t *sizes = call.key_sizes + pair * call.key_blocks;
+        for (int64_t block = first; block < first + STRETCH && block < call.key_blocks; block++) {
+            if (sizes[block]) see_block(block, start, sizes[block]);
+            keep_sight(block, int(block - first), sizes[block]);
+            start += sizes[block];
         }
-        for (int64_t i = 0; i < call.query_blocks; i++) write(i, block, rows);
+        for (int v = 0; v < vectors(); v++)
+            for (int64_t slot = 0; slot < STRETCH; slot += LANES) write(v, first, slot);
     }
 
 private:
+    enum { SHIFT, TOTAL, LENGTH };  // log2 S = shift + log2 total
+
     const FarField &call;
     const int64_t padded, tiles;
     int64_t pair = -1;
@@ -130,6 +142,7 @@ private:
     float *sums;                   // [tiles, TILE, padded]: of weights times values
     Vector *tops, *totals, *bases; // [tiles, WIDTH]
     Vector *weights;               // [CHUNK + 1, WIDTH]
+    Vector *seen[3];               // [STRETCH, tiles, WIDTH] each
     float *keys, *values, *zeros;  // [CHUNK + 1, padded], [CHUNK, padded], [padded]
 
     int vectors() const { return int((call.query_blocks + LANES - 1) / LANES); }
@@ -141,6 +154,18 @@ private:
             int(call.query_blocks), float(call.scale * LOG2_E), call.size, padded,
             [&](int q) { return means + q * call.size; }, queries
         );
+    }
+
+    void see_block(int64_t block, int64_t start, int64_t rows) {
+        for (int64_t first = 0; first < rows; first += CHUNK) {
+            const int count = int(rows - first < CHUNK ? rows - first : CHUNK);
+            copy_rows(start + first, count);
+            const float *mean = call.key_means + (pair * call.key_blocks + block) * call.size;
+            pack_value(mean, call.size, padded, keys + count * padded);  // the last row: for the base
+            for_tiles(vectors(), [&](auto used, int tile) {
+                see_chunk<used.value>(tile, count, first == 0);
+            });
+        }
     }
 
     void copy_rows(int64_t start, int count) {
@@ -215,20 +240,46 @@ private:
         }
     }
 
-    void write(int64_t i, int64_t block, int64_t rows) const {
-        const int64_t index = (pair * call.query_blocks + i) * call.key_blocks + block;
-        Number *value = static_cast<Number *>(call.values) + index * call.size;
-        const float total = rows ? ((const float *)totals)[i] : 0;
-        call.totals[index] = total;
-        call.shifts[index] = rows ? ((const float *)tops)[i] - ((const float *)bases)[i] : 0;
-        Vector squares = all(0);
-        const float share = rows ? 1 / total : 0;
-        for (int64_t d = 0; d < call.size; d += LANES) {
-            const Vector seen = rows ? load(sums + i * padded + d) * share : all(0);
-            stream_part(seen, value, d, call.size);
-            squares += seen * seen;
+    // Write the values of a block, and keep the rest of what was seen until the stretch is over.
+    void keep_sight(int64_t block, int slot, int64_t rows) {
+        for (int v = 0; v < vectors(); v++) {
+            const Vector total = rows ? totals[v] : all(0);
+            Vector squares[LANES] = {};
+            for (int lane = 0; lane < LANES; lane++) {
+                const int64_t i = v * LANES + lane;
+                if (i >= call.query_blocks) break;
+                const int64_t index = (pair * call.query_blocks + i) * call.key_blocks + block;
+                Number *value = static_cast<Number *>(call.values) + index * call.size;
+                const float share = rows ? 1 / total[lane] : 0;
+                for (int64_t d = 0; d < padded && d < call.size; d += LANES) {
+                    const Vector own = rows ? load(sums + i * padded + d) * share : all(0);
+                    stream_part(own, value, d, call.size);
+                    squares[lane] += own * own;
+                }
+            }
+            const int64_t place = slot * tiles * WIDTH + v;
+            seen[SHIFT][place] = rows ? tops[v] - bases[v] : all(0);
+            seen[TOTAL][place] = total;
+            seen[LENGTH][place] = square_root(add_columns(squares));
         }
-        call.lengths[index] = std::sqrt(add_lanes(squares));
+    }
+
+    // Write what the queries of vector v saw of LANES blocks.
+    void write(int v, int64_t first, int64_t slot) {
+        if (first + slot >= call.key_blocks) return;
+        Vector square[3][LANES];
+        for (int part : {SHIFT, TOTAL, LENGTH}) {
+            for (int lane = 0; lane < LANES; lane++)
+                square[part][lane] = seen[part][(slot + lane) * tiles * WIDTH + v];
+            transpose(square[part]);
+        }
+        for (int64_t lane = 0; lane < LANES && v * LANES + lane < call.query_blocks; lane++) {
+            const int64_t row = (pair * call.query_blocks + v * LANES + lane) * call.key_blocks;
+            const Vector total = square[TOTAL][lane];
+            const Vector bias = LOG_2 * (square[SHIFT][lane] + log2_from_one(total));
+            store_part(total > all(0) ? bias : all(-INFINITY), call.bias + row, first + slot, call.key_blocks);
+            store_part(square[LENGTH][lane], call.lengths + row, first + slot, call.key_blocks);
+        }
     }
 };
 
@@ -241,10 +292,8 @@ void see_blocks(FarField &call) {
     }
     const int64_t numbers = call.pairs * call.query_blocks * call.key_blocks * call.size;
     ask_for_large_pages(call.values, numbers * sizeof(Number));
-    for_clusters(
+    for_stretches(
         call.next_stretch, call.key_sizes, call.pairs, call.key_blocks,
-        [&](int64_t pair, int64_t block, int64_t start, int64_t rows) {
-            watcher.see(pair, block, start, rows);
-        }
+        [&](int64_t pair, int64_t first, int64_t start) { watcher.see(pair, first, start); }
     );
 }

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from svoo.core.layout import dense_rows, plain
-from svoo.kernels.cpp.bindings import FarField, Moments, Tiers, point_to, run_kernel
+from svoo.kernels.cpp.bindings import FarField, Groups, Moments, Tiers, point_to, run_kernel
 
 
 def moments(tokens: Tensor, order: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,27 +41,45 @@ def see_blocks(
     ]
     batch, heads, keys, size = key.shape
     shape = (batch, heads, query_mean.shape[2], key_mean.shape[2])
-    shifts, totals, lengths = (
-        torch.empty(shape, dtype=torch.float32, device=key.device) for _ in range(3)
-    )
+    bias, lengths = (torch.empty(shape, dtype=torch.float32, device=key.device) for _ in range(2))
     values = torch.empty(*shape, size, dtype=key.dtype, device=key.device)
     call = FarField(
         point_to(key),
         point_to(value),
-        *(tensor.data_ptr() for tensor in (*given, shifts, totals, values, lengths)),
+        *(tensor.data_ptr() for tensor in (*given, bias, values, lengths)),
         *(batch * heads, heads, keys, size, *shape[2:]),
         scale,
     )
     run_kernel("see_blocks", key.dtype, call)
-    return totals.log2_().add_(shifts).mul_(math.log(2)), values, lengths
+    return bias, values, lengths
+
+
+def group_blocks(
+    key_mean: Tensor, value_mean: Tensor, sizes: Tensor, groups: int, steps: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the groups of key blocks, int64 `[B, H, Ck]`, and the mean key and value of each
+    group, float32 `[B, H, G, D]` (see `svoo.core.far_groups`).
+
+    key_mean, value_mean `[B, H, Ck, D]`, sizes `[B, H, Ck]`; `groups` is at most Ck.
+    """
+    batch, heads, blocks, size = key_mean.shape
+    given = (plain(key_mean.float()), plain(value_mean.float()), plain(sizes))
+    labels = torch.empty(batch, heads, blocks, dtype=torch.int64, device=key_mean.device)
+    shape = (batch, heads, groups, size)
+    made = [torch.empty(shape, dtype=torch.float32, device=key_mean.device) for _ in range(2)]
+    pointers = (tensor.data_ptr() for tensor in (*given, labels, *made))
+    call = Groups(*pointers, batch * heads, size, blocks, groups, steps)
+    run_kernel("group_blocks", torch.float32, call)
+    return labels, made[0], made[1]
 
 
 def choose_tiers(
-    seen: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    seen: tuple[Tensor, Tensor],
     means: tuple[Tensor, Tensor, Tensor],
+    variances: tuple[Tensor, Tensor, Tensor],
+    sizes: Tensor,
     weight: Tensor,
-    shared: tuple[Tensor, ...],
-    groups: int,
+    groups: tuple[Tensor, Tensor, Tensor] | None,
     *,
     scale: float,
     tolerance: float,
@@ -72,35 +88,23 @@ def choose_tiers(
     """Return keep and middle, bool `[B, H, Cq, Ck]`, and with groups bias `[B, H, Cq, G]`, key and
     value `[B, H, Cq, G, D]` in the dtype `token` of the terms that blocks share.
 
-    seen: logits, log S, variances of logits, |V| `[B, H, Cq, Ck]`; deviations of values, sizes
-    `[B, H, Ck]`. means: of queries, keys, values `[B, H, C, D]`. weight `[H]`. shared, with
-    groups: variances of logits from the group's `[B, H, Cq, Ck]`; labels of groups, |v_j|, |v_j -
-    v_g| `[B, H, Ck]`. See `svoo.core.far_tiers`.
+    seen: log S, |V| `[B, H, Cq, Ck]`. means, variances: of queries, keys, values `[B, H, C, D]`.
+    sizes `[B, H, Ck]`, weight `[H]`. groups: as `group_blocks` returns them, or None. See
+    `svoo.core.far_plan`.
     """
-    logits, bias, spreads, lengths, deviations = (plain(part.float()) for part in seen[:5])
-    sizes, labels = plain(seen[5]), None
-    group_spreads = value_lengths = value_distances = None
-    if shared:
-        group_spreads, value_lengths, value_distances = (
-            plain(part.float()) for part in (shared[0], *shared[2:])
-        )
-        labels = plain(shared[1])
-    own_means = [plain(part.float()) for part in means]
-    weight = plain(weight.float())
-    batch, heads, queries, blocks = logits.shape
-    size, device = own_means[0].shape[3], logits.device
-    keep, middle = (torch.empty_like(logits, dtype=torch.bool) for _ in range(2))
-    count = groups if shared else 0
+    (batch, heads, queries, blocks), device = seen[0].shape, seen[0].device
+    size, count = means[0].shape[3], 0 if groups is None else groups[1].shape[2]
+    keep, middle = (torch.empty(seen[0].shape, dtype=torch.bool, device=device) for _ in range(2))
+    shape = (batch, heads, queries, count)
     terms = (
-        torch.empty(batch, heads, queries, count, dtype=torch.float32, device=device),
-        *(
-            torch.empty(batch, heads, queries, count, size, dtype=token, device=device)
-            for _ in range(2)
-        ),
+        torch.empty(shape, dtype=torch.float32, device=device),
+        *(torch.empty(*shape, size, dtype=token, device=device) for _ in range(2)),
     )
+    moments = (part for pair in zip(means, variances, strict=True) for part in pair)
+    numbers = [plain(part.float()) for part in (*seen, *moments)]
+    labels, *centres = (None, None, None) if groups is None else map(plain, groups)
     tensors = (
-        *(logits, bias, spreads, lengths, group_spreads, deviations),
-        *(value_lengths, value_distances, sizes, labels, *own_means, weight),
+        *(*numbers, plain(sizes), labels, *centres, plain(weight.float())),
         *(keep, middle, *terms),
     )
     call = Tiers(
@@ -109,4 +113,4 @@ def choose_tiers(
         *(scale, tolerance),
     )
     run_kernel("choose_tiers", token, call)
-    return (keep, middle, *terms) if shared else (keep, middle)
+    return (keep, middle, *terms) if groups is not None else (keep, middle)

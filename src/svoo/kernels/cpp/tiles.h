@@ -42,7 +42,7 @@ constexpr int64_t padded_size(int64_t size) { return (size + 31) / 32 * 32; }
 // sums[r][v] += <row r, query> for the queries of vector v, over `depth` elements, an even number.
 // `queries` is [depth, WIDTH], of which the first USED vectors of each row count.
 template <typename Products, int COUNT, int USED, typename Element>
-inline void multiply(
+inline __attribute__((always_inline)) void multiply(
     Vector (&sums)[COUNT][USED], const Element *const *rows,
     const typename Products::Elements *queries, int64_t depth
 ) {

@@ -18,7 +18,7 @@ constexpr int LANES = 8, WIDTH = 3, ROWS = 4;
 constexpr int LANES = 4, WIDTH = 3, ROWS = 4;
 #endif
 constexpr int TILE = WIDTH * LANES;  // queries that are multiplied with a row together
-constexpr float LOG2_E = 1.44269504f;
+constexpr float LOG2_E = 1.44269504f, LOG_2 = 0.693147181f;
 
 static_assert(8 % ROWS == 0, "clusters are filled up to a multiple of 8");
 
@@ -100,6 +100,20 @@ inline Vector power_of_two(Vector x) {
 #endif
 }
 
+// The logarithm to base 2 of x >= 1, within 3e-7 (of it, or of 1 where it is below).
+inline Vector log2_from_one(Vector x) {
+    const Bits half = Bits{} + 0x3f3504f3u;  // the square root of 1/2
+    const Bits bits = (Bits)x - half, whole = bits & 0xff800000u;
+    const Vector rest = (Vector)((bits & 0x007fffffu) + half);  // from there to the root of 2
+    const Vector t = (rest - 1.0f) / (rest + 1.0f), square = t * t;
+    Vector sum = all(2 * LOG2_E / 9);  // log2 rest = 2 LOG2_E (t + t^3 / 3 + t^5 / 5 + ...)
+    sum = sum * square + 2 * LOG2_E / 7;
+    sum = sum * square + 2 * LOG2_E / 5;
+    sum = sum * square + 2 * LOG2_E / 3;
+    sum = sum * square + 2 * LOG2_E;
+    return sum * t + __builtin_convertvector((Integers)whole >> 23, Vector);
+}
+
 // The nearest bfloat16 in the low half of each lane, ties to even; not a number stays none.
 inline Bits round_to_half(Vector x) {
     const Bits bits = (Bits)x, nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
@@ -116,6 +130,15 @@ inline Vector load(const BFloat16 *numbers) {
     Halves halves;
     memcpy(&halves, numbers, sizeof halves);
     return (Vector)(__builtin_convertvector(halves, Bits) << 16);
+}
+
+inline float as_float(float number) { return number; }
+
+inline float as_float(BFloat16 number) {
+    const uint32_t bits = uint32_t(number.bits) << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
 }
 
 inline void store(Vector x, float *numbers) { memcpy(numbers, &x, sizeof x); }
@@ -171,6 +194,38 @@ inline void prefetch(const void *memory, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)memory + i);
 }
 
+inline float largest_lane(Vector x) {
+    float top = x[0];
+    for (int lane = 1; lane < LANES; lane++) top = x[lane] > top ? x[lane] : top;
+    return top;
+}
+
+inline float dot(const float *x, const float *y, int64_t size) {
+    Vector sum = all(0);
+    for (int64_t d = 0; d < size; d += LANES) sum += load_part(x, d, size) * load_part(y, d, size);
+    return add_lanes(sum);
+}
+
+inline float add_up(const float *row, int64_t size) {
+    Vector sum = all(0);
+    for (int64_t d = 0; d < size; d += LANES) sum += load_part(row, d, size);
+    return add_lanes(sum);
+}
+
+// squares = (x - y)^2, number by number
+inline void square_apart(const float *x, const float *y, int64_t size, float *squares) {
+    for (int64_t d = 0; d < size; d += LANES) {
+        const Vector apart = load_part(x, d, size) - load_part(y, d, size);
+        store_part(apart * apart, squares, d, size);
+    }
+}
+
+// sum += row * factor
+inline void add_scaled(const float *row, float factor, int64_t size, float *sum) {
+    for (int64_t d = 0; d < size; d += LANES)
+        store_part(load_part(sum, d, size) + load_part(row, d, size) * factor, sum, d, size);
+}
+
 // sum += row
 template <typename Number>
 inline void add_row(const Number *row, int64_t size, float *sum) {
@@ -199,4 +254,12 @@ inline void transpose(Vector (&rows)[LANES]) {
         }
         for (int i = 0; i < LANES; i++) rows[i] = next[i];
     }
+}
+
+// The sum of each row's lanes, the first row's in the first lane.
+inline Vector add_columns(Vector (&rows)[LANES]) {
+    transpose(rows);
+    Vector sum = rows[0];
+    for (int i = 1; i < LANES; i++) sum += rows[i];
+    return sum;
 }

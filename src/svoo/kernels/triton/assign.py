@@ -32,7 +32,7 @@ def assign(
     factor = torch.ldexp(torch.ones_like(exponent, dtype=weights.dtype), -exponent)
     weights = weights * factor[:, :, None, None]
     bias = bias * factor[:, :, None]
-    tile = tile or assignment_tile(architecture_of(tokens.device), tokens.dtype)
+    tile = tile or assignment_tile(architecture_of(tokens.device), tokens.dtype, tokens.shape[3])
     plan_launch(tokens, weights.to(tokens.dtype), bias, labels, tile).run()
     return labels
 

@@ -41,12 +41,14 @@ def attention_tile(architecture: Architecture, dtype: torch.dtype) -> Tile:
     return Tile(128, 32, warps=8, stages=7)
 
 
-def assignment_tile(architecture: Architecture, dtype: torch.dtype) -> Tile:
-    """Return the tile of the assignment: token rows against centroid columns."""
+def assignment_tile(architecture: Architecture, dtype: torch.dtype, size: int = 128) -> Tile:
+    """Return the tile of the assignment: token rows against centroid columns, `size` numbers
+    each."""
     if isinstance(architecture, str):
         return Tile(64, 64, warps=4, stages=1, products="ieee")
     if dtype == torch.float32:
-        return Tile(32, 64, warps=8, stages=2)
+        few = size <= 16  # features: rows take few registers
+        return Tile(128, 32, warps=4, stages=2) if few else Tile(32, 64, warps=8, stages=2)
     return Tile(128, 32 if architecture == 120 else 64, warps=8, stages=3)
 
 

@@ -105,7 +105,9 @@ Budgets = ProfileBudgets | MeasuredBudgets | NoBudgets
 
 
 def find_budgets(config: SVOOConfig, run: Run) -> Budgets:
-    """Return where the budgets of a run come from."""
+    """Return where the budgets of a run come from; a tolerance needs none."""
+    if config.tolerance is not None:
+        return NoBudgets()
     if run.profile is not None:
         return ProfileBudgets(run, run.profile)
     if run.calibrate and count_dense_steps(config, run.steps) == 0:

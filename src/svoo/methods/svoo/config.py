@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from svoo.catalogue import find_model
 from svoo.core.selection import BudgetUnit
@@ -21,24 +21,31 @@ from svoo.methods.base import (
 )
 from svoo.methods.warm_up import count_dense_steps, fraction_of
 
+FAST, TOLERANCE, CAREFUL = 0.0032, 0.0016, 0.0008  # three values of the one knob
+
 
 @dataclass(frozen=True, kw_only=True)
 class SVOOConfig(MethodConfig):
-    """How sparse, how often reclustered, what stays dense.
+    """How close to dense, how often reclustered, what stays dense.
 
-    `tolerance` is the one knob of default mode: a block is computed where its far-field term would
-    err by more (see `core.far_field`); smaller is closer to dense. `groups` of key blocks share a
-    term where that errs less. No more than `densest` of the pairs is computed: a layer that would
-    need more stays dense. `tolerance=None`: mass and budgets decide, as in the paper.
+    `tolerance` is the one knob of default mode, and means the same for every size and model: a
+    block is computed where its far-field term would err by more (see `core.far_field`); smaller is
+    closer to dense (None: TOLERANCE). `groups` of key blocks share a term where that errs less. A
+    layer stays dense, with the reason, where its first sparse call would compute more than
+    `densest` of the pairs, or its output is further than `worst_error` from the dense one.
 
-    `mass` is the probability that kept blocks must cover (tau); heads whose budget is above
-    `theta` keep the smaller of what mass and budget ask for, the others the larger. After the
-    dense steps, mass and budgets fall from 1 to their own values over the fraction `ramp` of the
-    steps. Labels are remade when they are `recluster_every` steps old; `share_branches`: both
-    guidance branches use those of the first. A `clusters` count of None follows the number of
-    tokens (256 / 1024 at 75,600), times `fineness`. `budget_unit` says what a budget is a fraction
-    of: key tokens; key clusters, rounded up (the paper); key clusters, rounded down (the authors'
-    release); `budget_range` clips budgets before use.
+    With `mass` instead, mass and budgets decide, as in the paper: it is the probability that kept
+    blocks must cover (tau); heads whose budget is above `theta` keep the smaller of what mass and
+    budget ask for, the others the larger. After the dense steps, mass and budgets fall from 1 to
+    their own values over the fraction `ramp` of the steps. `budget_unit` says what a budget is a
+    fraction of: key tokens; key clusters, rounded up (the paper); key clusters, rounded down (the
+    authors' release); `budget_range` clips budgets before use.
+
+    Labels are remade when they are `recluster_every` steps old; `share_branches`: both guidance
+    branches use those of the first. A `clusters` count of None follows the number of tokens (256 /
+    1024 at 75,600), times `fineness` (None: `far_fineness`, 3.5 to 1 by the number of tokens).
+    With `clustering="balanced"`, whose clusters are of equal size, blocks are 128 queries and 64
+    keys, which fill a GPU's tiles.
     """
 
     name: ClassVar[str] = "svoo"
@@ -46,42 +53,51 @@ class SVOOConfig(MethodConfig):
     tolerance: float | None = None
     groups: int = 8
     densest: float = 0.6
-    mass: float = 0.7
+    worst_error: float = 0.25
+    mass: float | None = None
     theta: float = 0.1
-    dense_steps: int | float = 0.2
+    dense_steps: int | float = 0
     ramp: float = 0.0
-    dense_layers: int = 1
-    recluster_every: int = 2
+    dense_layers: int = 0
+    recluster_every: int = 1
     query_clusters: int | None = None
     key_clusters: int | None = None
-    fineness: float = 2.0
+    fineness: float | None = None
     iterations: int = 2
-    clustering: Literal["co", "kmeans"] = "co"
+    clustering: Literal["co", "kmeans", "balanced"] = "kmeans"
     share_branches: bool = True
-    compensate: Compensate = "mean"
+    compensate: Compensate = "far"
+    measure_error: bool = True
     budget_unit: BudgetUnit = "tokens"
     budget_range: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
         super().__post_init__()
-        if self.tolerance is not None:
-            require_number("tolerance", self.tolerance, 0, 1e6)
+        if self.mass is None:
+            tolerance = TOLERANCE if self.tolerance is None else self.tolerance
+            require_number("tolerance", tolerance, 0, 1e6)
             require_choice("compensate", self.compensate, ("far",))
+            object.__setattr__(self, "tolerance", tolerance)
+        else:
+            require_number("mass", self.mass, 0, 1)
+            require("mass", self.mass, "a number above 0", fits=self.mass > 0)
+            alone = "None where mass decides"
+            require("tolerance", self.tolerance, alone, fits=self.tolerance is None)
         require_count("groups", self.groups, 0)
         require_number("densest", self.densest, 0, 1)
-        require_number("mass", self.mass, 0, 1)
-        require("mass", self.mass, "a number above 0", fits=self.mass > 0)
+        require_number("worst_error", self.worst_error, 0, 1e6)
         require_number("theta", self.theta, 0, 1)
         require_number("ramp", self.ramp, 0, 1)
-        require_number("fineness", self.fineness, 0, 1e6)
-        require("fineness", self.fineness, "a number above 0", fits=self.fineness > 0)
+        if self.fineness is not None:
+            require_number("fineness", self.fineness, 0, 1e6)
+            require("fineness", self.fineness, "a number above 0", fits=self.fineness > 0)
         require_count("recluster_every", self.recluster_every, 1)
         require_count("iterations", self.iterations, 1)
         for name, count in (("query", self.query_clusters), ("key", self.key_clusters)):
             if count is not None:
                 require_count(f"{name}_clusters", count, 1)
-        require_choice("clustering", self.clustering, ("co", "kmeans"))
+        require_choice("clustering", self.clustering, ("co", "kmeans", "balanced"))
         require_choice("budget_unit", self.budget_unit, ("tokens", "clusters", "whole clusters"))
         require_switch("share_branches", self.share_branches)
         expected = "two numbers, 0 <= low <= high <= 1"
@@ -102,37 +118,38 @@ class SVOOConfig(MethodConfig):
 
     @classmethod
     def for_model(cls, model: str) -> Self:
-        """Return our default mode with a model's warm-up and what was tuned on it."""
-        known = find_model(model)
-        settings: dict[str, Any] = {
-            "dense_steps": known.warm_up,
-            "dense_layers": known.dense_layers,
-            **known.tuned,
-        }
-        return cls(**settings)
+        """Return our default mode: the same for all models of the catalogue."""
+        find_model(model)  # refuses a name that is not there
+        return cls()
 
     @classmethod
-    def balanced(cls, tolerance: float = 0.0019) -> Self:
-        """Return the far field without any dense step: one tolerance for all models and sizes."""
-        return cls(
-            tolerance=tolerance,
-            compensate="far",
-            clustering="kmeans",
-            recluster_every=1,
-            fineness=3.5,
-            dense_steps=0,
-            dense_layers=0,
-        )
+    def balanced(cls) -> Self:
+        """Return our default mode by its name."""
+        return cls()
 
     @classmethod
     def fast(cls) -> Self:
         """Return `balanced` with about twice its tolerance: less work, further from dense."""
-        return cls.balanced(0.004)
+        return cls(tolerance=FAST)
 
     @classmethod
     def careful(cls) -> Self:
         """Return `balanced` with about half its tolerance: more work, closer to dense."""
-        return cls.balanced(0.0009)
+        return cls(tolerance=CAREFUL)
+
+    @classmethod
+    def mean_terms(cls, mass: float = 0.7) -> Self:
+        """Return what was our default before the far field: co-clusters that cover a mass, and one
+        mean term for each that is left out."""
+        return cls(
+            mass=mass,
+            clustering="co",
+            compensate="mean",
+            fineness=2.0,
+            dense_steps=0.2,
+            dense_layers=1,
+            recluster_every=2,
+        )
 
     @classmethod
     def paper(cls, model: str | None = None) -> Self:
@@ -146,6 +163,8 @@ class SVOOConfig(MethodConfig):
             dense_layers=known.dense_layers if known else 1,
             recluster_every=known.recluster_every if known else 20,
             compensate=False,
+            clustering="co",
+            measure_error=False,
             budget_unit="clusters",
         )
 
@@ -166,16 +185,11 @@ class SVOOConfig(MethodConfig):
             dense_layers=numbers.dense_layers,
             recluster_every=numbers.recluster_every,
             compensate=False,
+            clustering="co",
+            measure_error=False,
             budget_unit="whole clusters",
             budget_range=numbers.budget_range,
         )
-
-    def tolerance_at(self, step: int, steps: int) -> float:
-        """Return the tolerance of a step: half in the first quarter, where errors last longest,
-        one and a half in the second half."""
-        assert self.tolerance is not None
-        part = step / steps
-        return self.tolerance * (0.5 if part < 0.25 else 1.0 if part < 0.5 else 1.5)
 
     def dense_share(self, step: int, steps: int) -> float:
         """Return how much of the way back to dense a step goes: 1 before the ramp, 0 after it."""

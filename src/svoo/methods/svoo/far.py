@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from svoo.core.far_plan import plan_far_field
-from svoo.core.features import k_means_labels
+from svoo.core.features import equal_labels, k_means_labels
 from svoo.core.plan import BlockPlan
 from svoo.methods.base import Call
 from svoo.methods.svoo.config import SVOOConfig
@@ -56,8 +56,11 @@ def _far_labels(
     state: LabelState,
     counts: tuple[int, int],
 ) -> tuple[Tensor, Tensor]:
-    """Return new labels: k-means on few features, from where the old labels' centroids are now."""
+    """Return new labels: k-means on few features, from where the old labels' centroids are now, or
+    what else the config asks for."""
     query, key, value = tokens
+    if config.clustering == "balanced":
+        return equal_labels(query, key, value, *counts)
     if config.clustering == "co":
         made = cluster(query, key, config, call.chance(config.seed))
         return made.query.labels, made.key.labels

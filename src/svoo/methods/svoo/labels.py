@@ -12,10 +12,15 @@ from svoo.core.clustering import (
     CoClusters,
     co_cluster,
     default_clusters,
+    far_fineness,
     from_labels,
 )
+from svoo.core.features import equal_labels
 from svoo.core.kmeans import k_means
 from svoo.methods.svoo.config import SVOOConfig
+
+EQUAL_SIZES = 128, 64
+"""Queries and keys in a cluster of equal size: whole tiles of the GPU kernels."""
 
 
 @dataclass
@@ -82,16 +87,24 @@ class LabelState:
 
 def cluster_counts(config: SVOOConfig, query: Tensor, key: Tensor) -> tuple[int, int]:
     """Return the numbers of query and key clusters: the config's, or by the numbers of tokens."""
-    return (
-        config.query_clusters or default_clusters(query.shape[2], config.fineness)[0],
-        config.key_clusters or default_clusters(key.shape[2], config.fineness)[1],
-    )
+    tokens = query.shape[2], key.shape[2]
+    if config.clustering == "balanced":
+        blocks = [-(-count // size) for count, size in zip(tokens, EQUAL_SIZES, strict=True)]
+    else:
+        blocks = [
+            default_clusters(count, config.fineness or far_fineness(count))[side]
+            for side, count in enumerate(tokens)
+        ]
+    return config.query_clusters or blocks[0], config.key_clusters or blocks[1]
 
 
 def cluster(
     query: Tensor, key: Tensor, config: SVOOConfig, generator: torch.Generator
 ) -> CoClusters:
     """Return new clusters of query `[B, H, N, D]` and key `[B, H, M, D]` as the config says."""
+    if config.clustering == "balanced":
+        counts = cluster_counts(config, query, key)
+        return from_labels(query, key, *equal_labels(query, key, key, *counts), counts)
     make = co_cluster if config.clustering == "co" else k_means
     return make(
         query,

@@ -28,6 +28,7 @@ class SVOOMethod:
         self.budgets = find_budgets(config, run)
         self._states: dict[tuple[int, int, str, int, int], LabelState] = {}
         self._looked_at: set[tuple[int, int, int]] = set()
+        self._judged: set[tuple[int, int, int]] = set()
         self._too_dense: dict[tuple[int, int], Dense] = {}
 
     def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:
@@ -61,12 +62,13 @@ class SVOOMethod:
         if weights is not None:
             heads = slice(call.head_offset, call.head_offset + query.shape[1])
             weight = weights[call.stage, call.layer, heads]
-        tolerance = self.config.tolerance_at(call.step, self.run.steps)
+        tolerance = self.config.tolerance
+        assert tolerance is not None  # else mass decides
         plan = plan_far_call(query, key, value, self.config, call, tolerance, state, weight)
         owner = call.stage, call.layer, call.head_offset
         if owner not in self._looked_at:  # once per layer and video: it waits for the device
             self._looked_at.add(owner)
-            density = float(plan.density().mean())
+            density = float(call.heads.gather(plan.density().mean(dim=0)).mean())
             if density > self.config.densest:
                 reason = (
                     f"keeping {density:.0%} of the pairs would not pay (densest is "
@@ -75,6 +77,23 @@ class SVOOMethod:
                 self._too_dense[call.stage, call.layer] = Dense(reason)
                 return self._too_dense[call.stage, call.layer]
         return plan
+
+    def judge(self, call: Call, squared_error: Tensor) -> Dense | None:
+        """Return dense for a layer whose first sparse output was too far from the dense one: what
+        is small for the tolerance may be much of a small output. `squared_error` `[H]`."""
+        owner = call.stage, call.layer, call.head_offset
+        if self.config.tolerance is None or owner in self._judged:
+            return None
+        self._judged.add(owner)  # once per layer and video: it waits for the device
+        error = float(call.heads.gather(squared_error).mean().sqrt())
+        if error <= self.config.worst_error:
+            return None
+        reason = (
+            f"outputs would be {error:.0%} off (worst_error is {self.config.worst_error:.0%}): "
+            "a smaller tolerance keeps more"
+        )
+        self._too_dense[call.stage, call.layer] = Dense(reason)
+        return self._too_dense[call.stage, call.layer]
 
     def heads_per_plan(self, query: Tensor, key: Tensor) -> int:
         """Return how many heads are planned at a time: far-field terms take memory."""
@@ -88,6 +107,7 @@ class SVOOMethod:
         """Return the mass to cover and the budgets `[heads]` of a call, on their way from dense
         while the ramp lasts."""
         config = self.config
+        assert config.mass is not None  # else the tolerance decides
         share = config.dense_share(call.step, self.run.steps)
         mass = config.mass + share * (1 - config.mass)
         budgets = self.budgets.at(call, heads)
@@ -113,6 +133,7 @@ def plan_call(
 ) -> BlockPlan:
     """Cluster and select: SVOO's plan for the video tokens query `[B, H, N, D]` and key `[B, H, M,
     D]`. Budgets are `[H]` or `[B, H]`. Waits for no device."""
+    assert config.mass is not None  # else `plan_far_call` plans
     with call.watch("clustering"):
         videos = call.videos(len(query)) if config.share_branches else list(range(len(query)))
         clusters = state.reuse(query, key, config.recluster_every, videos) if state else None

@@ -1,0 +1,142 @@
+"""How much of attention methods keep, what they compute besides, and how far their outputs are
+from dense ones, on the very same tokens: those of a dense video, so that no method is judged by
+the errors of its earlier steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from statistics import mean
+from typing import Any
+
+from looking import LookConfig, look_at_video, plan_call
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import svoo
+from svoo.core.quality import output_error, recall
+from svoo.core.random import seeded
+from svoo.core.terms import FarTerms, MeanTerms
+from svoo.methods.svoo.labels import cluster_counts
+from svoo.session.finish import correct_video, finish_plan
+
+LAYERS = (1, 3, 5)  # of six
+ROWS = 256  # that recall is measured on
+
+Figures = dict[str, float]
+
+
+class Fidelity:
+    """Runs every method on the calls that it is shown, and notes figures of each sparse call."""
+
+    def __init__(self, tried: Mapping[str, svoo.MethodConfig]) -> None:
+        """Begin with nothing seen."""
+        self.tried = tried
+        self.seen: dict[str, list[Figures]] = {name: [] for name in tried}
+        self._methods: dict[str, svoo.Method] = {}
+
+    def look(
+        self, run: svoo.Run, call: svoo.Call, query: Tensor, key: Tensor, value: Tensor
+    ) -> None:
+        """Run one call by all methods; what is dense, as in a warm-up, does not count."""
+        tokens = query, key, value
+        exact: Tensor | None = None
+        for name, config in self.tried.items():
+            if name not in self._methods:
+                self._methods[name] = config.start(run)
+            counted: defaultdict[str, float] = defaultdict(float)
+            decision = plan_call(self._methods[name], call, *tokens, counted=counted)
+            if isinstance(decision, svoo.Dense):
+                continue
+            if exact is None:
+                exact = scaled_dot_product_attention(*tokens, scale=call.scale)
+            figures = run_decision(tokens, call, config, decision, exact)
+            if isinstance(config, svoo.SVOOConfig) and not counted:
+                counted["modelled"] = our_planning(config, query, key)
+            figures["work"] += sum(counted.values())
+            self.seen[name].append(figures)
+
+    def figures(self) -> dict[str, Figures]:
+        """Return the means over sparse calls of each method; nothing where there was none."""
+        return {
+            name: {figure: mean(call[figure] for call in calls) for figure in calls[0]}
+            if calls
+            else {}
+            for name, calls in self.seen.items()
+        }
+
+
+def run_decision(
+    tokens: tuple[Tensor, Tensor, Tensor],
+    call: svoo.Call,
+    config: svoo.MethodConfig,
+    decision: svoo.BlockPlan | svoo.Corrected,
+    exact: Tensor,
+) -> Figures:
+    """Return recall, relative error of the output, and work (kept pairs and terms) of one call."""
+    corrected = decision if isinstance(decision, svoo.Corrected) else None
+    plan = decision if isinstance(decision, svoo.BlockPlan) else decision.plan
+    plan = finish_plan(plan, tokens, config, call.layout, call.scale)
+    output, lse = svoo.run_plan(*tokens, plan, scale=call.scale, return_lse=True)
+    density = float(plan.density().mean())
+    if corrected is not None:
+        assert lse is not None  # asked for
+        output = correct_video(output, lse, corrected, call.layout)
+        density += corrected.extra
+    query, key, _ = tokens
+    kept = recall(query, key, plan, rows=ROWS, scale=call.scale, generator=seeded(call.step))
+    return {
+        "recall": float(kept.mean()),
+        "error": float(output_error(output, exact).mean()),
+        "work": density + term_share(plan),
+    }
+
+
+def term_share(plan: svoo.BlockPlan) -> float:
+    """Return the terms that stand for left-out blocks, as a share of all pairs."""
+    if plan.terms is None:
+        return 0.0
+    if isinstance(plan.terms, MeanTerms):
+        filled = plan.terms.compensate & (plan.key_sizes > 0)
+        count = (~plan.keep & filled.unsqueeze(2)).sum(dim=-1)
+    else:
+        assert isinstance(plan.terms, FarTerms)
+        count = plan.terms.enters(plan.key_sizes).sum(dim=-1)
+        if plan.terms.groups is not None:
+            count = count + plan.terms.groups.bias.isfinite().sum(dim=-1)
+    terms = (count * plan.query_sizes).sum(dim=-1).double().mean()
+    return float(terms) / (plan.query_tokens * plan.key_tokens)
+
+
+def our_planning(config: svoo.SVOOConfig, query: Tensor, key: Tensor) -> float:
+    """Return the modelled planning of an SVOO call, which does not count its own: products of
+    tokens and centroids (on 16 features with k-means; shared by two branches and so many steps),
+    and of query centroids with all keys and values where there are far terms. As the k-means
+    methods count theirs, a product counts as a whole pair."""
+    clusters = sum(cluster_counts(config, query, key)) / key.shape[2]
+    width = 16 if config.clustering == "kmeans" else query.shape[3]
+    rounds = 1 if config.clustering == "kmeans" else config.iterations
+    work = rounds * clusters * width / query.shape[3] / config.recluster_every
+    work /= 2 if config.share_branches else 1
+    if config.compensate == "far":
+        work += cluster_counts(config, query, key)[0] / query.shape[2]
+    return work
+
+
+def measure_fidelity(
+    pipe: Any,  # noqa: ANN401 (any pipeline class)
+    tried: Mapping[str, svoo.MethodConfig],
+    sizes: Mapping[str, int],
+    prompt: str,
+    on_call: Callable[[], None],
+) -> dict[str, Figures]:
+    """Return recall, output error and work of every method over the first branch of one dense
+    video."""
+    fidelity = Fidelity(tried)
+
+    def look(run: svoo.Run, call: svoo.Call, query: Tensor, key: Tensor, value: Tensor) -> None:
+        fidelity.look(run, call, query, key, value)
+        on_call()
+
+    look_at_video(pipe, LookConfig(look=look, layers=LAYERS), sizes, prompt=prompt)
+    return fidelity.figures()

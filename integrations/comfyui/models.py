@@ -1,0 +1,180 @@
+"""What is special about each video model of ComfyUI: where its video tokens lie, and how much the
+output of each head counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svoo import Dense, VideoLayout
+from svoo.plugin.adapters import weigh_projection
+
+Grid = tuple[int, int, int]
+Project = Callable[[Tensor], Tensor]
+PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+PROBES = 32  # random directions per head, where a projection's weight cannot be read
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The output projection of one layer: a module whose first `width` inputs are the heads."""
+
+    module: nn.Module
+    heads: int
+    width: int
+    inputs: int
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A class of models: whether text follows the video in its self-attention, the numbers of its
+    first layers by type of block, and the output projection of every layer."""
+
+    text: bool
+    first_layers: Callable[[Any], dict[str, int]]
+    projections: Callable[[Any], list[Projection]]
+
+
+def _wan_projections(model: Any) -> list[Projection]:
+    return [
+        Projection(block.self_attn.o, model.num_heads, model.dim, model.dim)
+        for block in model.blocks
+    ]
+
+
+def _hunyuan_projections(model: Any) -> list[Projection]:
+    heads, width = model.num_heads, model.hidden_size
+    double = [
+        Projection(block.img_attn.proj, heads, width, width) for block in model.double_blocks
+    ]
+    single = [
+        Projection(block.linear2, heads, width, width + block.mlp_hidden_dim)
+        for block in model.single_blocks
+    ]
+    return double + single
+
+
+MODELS = {
+    "WanModel": KnownModel(
+        text=False,
+        first_layers=lambda _model: {"double": 0},
+        projections=_wan_projections,
+    ),
+    "HunyuanVideo": KnownModel(
+        text=True,
+        first_layers=lambda model: {"double": 0, "single": len(model.double_blocks)},
+        projections=_hunyuan_projections,
+    ),
+}
+
+
+def find_model(model: object) -> KnownModel | None:
+    """Return what is known of a model's class, or of the nearest class that it derives from."""
+    for base in type(model).__mro__:
+        if base.__name__ in MODELS:
+            return MODELS[base.__name__]
+    return None
+
+
+def count_layers(model: object, known: KnownModel) -> int:
+    """Return the number of self-attention layers."""
+    return len(known.projections(model))
+
+
+def find_grid(latent: Tensor, patch_size: Any) -> Grid | None:
+    """Return frames, height and width in tokens of a latent `[B, C, T, H, W]`, padded to whole
+    patches as the models do; None for pictures."""
+    if latent.ndim != 5 or len(patch_size) != 3:
+        return None
+    sides = [math.ceil(side / patch) for side, patch in zip(latent.shape[2:], patch_size)]  # noqa: B905
+    return sides[0], sides[1], sides[2]
+
+
+def find_layout(
+    known: KnownModel, grid: Grid, tokens: int, batch: int, mask: Tensor | None
+) -> VideoLayout | Dense:
+    """Return how a sequence of so many tokens lies, or dense with what is not understood.
+
+    Wan appends or prepends whole frames (references, concatenated latents): they make the grid
+    longer. HunyuanVideo's text follows the video, and its mask marks the padding at the end.
+    """
+    frames, height, width = grid
+    extra = tokens - frames * height * width
+    if not known.text:
+        if mask is not None:
+            return Dense("self-attention has a mask, which no plan of blocks follows")
+        more, rest = divmod(extra, height * width)
+        if rest:
+            return Dense(
+                f"{tokens} tokens are no whole frames of {height} x {width}: what lies between "
+                "them is not known"
+            )
+        return VideoLayout(frames + more, height, width)
+    if mask is None:
+        return VideoLayout(frames, height, width, extra)
+    valid = _read_mask(mask, tokens, extra, batch)
+    if isinstance(valid, Dense):
+        return valid
+    return VideoLayout(frames, height, width, extra, valid_text=valid)
+
+
+def _read_mask(mask: Tensor, tokens: int, text: int, batch: int) -> Tensor | Dense:
+    """Return the number of real text tokens of each sample, `[batch]`, from a mask that is 0 (or
+    True) for the video and the real text and very negative (or False) for padding at the end."""
+    unknown = Dense(f"the mask {list(mask.shape)} does not mark padding at the end of the text")
+    if mask.numel() not in (tokens, tokens * batch):
+        return unknown
+    rows = mask.reshape(-1, tokens)
+    real = rows if mask.dtype == torch.bool else rows > -1e4
+    valid = real[:, tokens - text :].sum(dim=1)
+    expected = torch.arange(tokens, device=mask.device) < (tokens - text + valid).unsqueeze(1)
+    clean = mask.dtype == torch.bool or bool((rows[real] == 0).all())
+    if not clean or not torch.equal(real, expected):
+        return unknown
+    return valid.expand(batch).contiguous()
+
+
+def weigh_heads(model: object, known: KnownModel, like: Tensor) -> Tensor:
+    """Return how much each head's output counts, `[1, layers, heads]` on the CPU.
+
+    A plain weight is read. Any other (fp8, GGUF, ...) is asked: its module projects random signs,
+    of the dtype and on the device of `like`, and the mean length of the answers is the norm.
+    """
+    found = []
+    for projection in known.projections(model):
+        weight = _plain_weight(projection)
+        norms = None
+        if weight is not None:
+            norms = weigh_projection(weight[:, : projection.width], projection.heads)
+        found.append(_probe(projection, like) if norms is None else norms)
+    return torch.stack(found).unsqueeze(0)
+
+
+def _plain_weight(projection: Projection) -> Tensor | None:
+    """Return the weight `[out, in]` of a projection, if it is a plain tensor of numbers."""
+    weight = getattr(projection.module, "weight", None)
+    if type(weight) not in (Tensor, nn.Parameter) or not isinstance(weight, Tensor):
+        return None  # a class of its own: quantised
+    plain = weight.dtype in PLAIN and weight.ndim == 2 and not weight.is_meta
+    return weight if plain and weight.shape[1] == projection.inputs else None
+
+
+def _probe(projection: Projection, like: Tensor) -> Tensor:
+    """Return the norms of the slices of a projection that cannot be read, `[heads]`."""
+    heads, size = projection.heads, projection.width // projection.heads
+    chance = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, (PROBES, size), generator=chance) * 2.0 - 1
+    inputs = torch.zeros(heads * PROBES + 1, projection.inputs)
+    for head in range(heads):
+        rows = slice(head * PROBES, (head + 1) * PROBES)
+        inputs[rows, head * size : (head + 1) * size] = signs
+    with torch.no_grad():
+        answers = projection.module(inputs.to(like).unsqueeze(0))[0].float()
+    lengths = (answers[:-1] - answers[-1:]).square().sum(dim=1)  # the last is the bias alone
+    norms: Tensor = lengths.view(heads, PROBES).mean(dim=1).sqrt() / size**0.5
+    return norms.cpu()

@@ -1,0 +1,1 @@
+"""What a video will take, modelled before anything runs."""

@@ -1,0 +1,182 @@
+"""What a video takes, dense and sparse: seconds by part, speed-up, memory; all modelled."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from svoo.app.estimate.data import find_architecture
+from svoo.app.estimate.roofline import (
+    PASSES,
+    REORDER,
+    Forward,
+    Rates,
+    count_forward,
+    count_parameters,
+)
+from svoo.app.estimate.work import Work, count_work
+from svoo.catalogue import Model
+from svoo.errors import ConfigError
+from svoo.methods.base import MethodConfig
+from svoo.methods.dense import DenseConfig
+
+_LIVE = 6  # hidden states that are there at once: the stream, q, k, v, the output, a float32 copy
+_PIXEL = 3 * 4  # bytes of a decoded pixel in float32
+
+
+@dataclass(frozen=True)
+class Video:
+    """A video of a model of the catalogue, in numbers that its pipeline takes."""
+
+    model: Model
+    frames: int
+    height: int
+    width: int
+    steps: int
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Tokens along frames, rows and columns."""
+        parts = self.model.token
+        sizes = zip((self.frames, self.height, self.width), parts, strict=True)
+        frames, rows, columns = (math.ceil(size / part) for size, part in sizes)
+        return frames, rows, columns
+
+    @property
+    def tokens(self) -> int:
+        """Number of video tokens."""
+        return math.prod(self.grid)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of the denoising loop, dense and sparse, and bytes of each GPU.
+
+    `parts` are those of the sparse loop: `dense_calls` is attention in the warm-up, `rest` all
+    that is no self-attention, `exchange` what Ulysses sends. `bound` is the speed-up if the sparse
+    calls cost nothing, `bound_without_warm_up` if all attention did.
+    """
+
+    model: str
+    machine: str
+    rates: str
+    method: str
+    tokens: int
+    steps: int
+    gpus: int
+    density: float
+    density_from: str
+    dense_seconds: float
+    sparse_seconds: float
+    speed_up: float
+    bound: float
+    bound_without_warm_up: float
+    peak_bytes: float
+    memory_bytes: float
+    exchanged_bytes: float
+    parts: dict[str, float]
+    dense_parts: dict[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as plain data, marked as what it is."""
+        return {"modelled": True, **asdict(self)}
+
+
+def estimate(
+    video: Video,
+    rates: Rates,
+    config: MethodConfig,
+    *,
+    gpus: int = 1,
+    density: float | None = None,
+    itemsize: int = 2,
+    name: str | None = None,
+) -> Estimate:
+    """Return what a video takes on so many GPUs of these rates (Ulysses: each has a share of the
+    sequence, and in attention of the heads)."""
+    model = video.model
+    check_gpus(model, gpus)
+    forward = count_forward(model, video.tokens, itemsize)
+    runs = video.steps * find_architecture(model).forwards
+    work = count_work(config, model, video.grid, video.steps, density)
+    attention = forward.attention * forward.layers * runs / rates.attention / gpus
+    rest = _rest(forward, rates) * runs / gpus
+    exchanged = _exchanged(forward, gpus) * runs
+    exchange = exchanged / rates.link if gpus > 1 else 0.0
+    dense_share = work.dense_calls(video.steps, model.layers)
+    passes = 0 if isinstance(config, DenseConfig) else REORDER
+    reorder = passes * forward.hidden * forward.layers * runs / rates.bandwidth / gpus
+    sparse = (1 - dense_share) * attention
+    parts = {
+        "dense_calls": dense_share * attention,
+        "kept_pairs": sparse * work.density,
+        "terms": sparse * work.terms,
+        "clustering": sparse * work.clustering,
+        "selection": sparse * work.selection + (1 - dense_share) * reorder,
+        "rest": rest,
+        "exchange": exchange,
+    }
+    dense_seconds = attention + rest + exchange
+    sparse_seconds = sum(parts.values())
+    return Estimate(
+        model.name,
+        rates.title,
+        rates.source,
+        name or config.name,
+        video.tokens,
+        video.steps,
+        gpus,
+        work.density,
+        work.source,
+        dense_seconds,
+        sparse_seconds,
+        speed_up=dense_seconds / sparse_seconds,
+        bound=dense_seconds / (dense_seconds - sparse),
+        bound_without_warm_up=dense_seconds / (rest + exchange),
+        peak_bytes=_peak(video, forward, work, gpus, itemsize),
+        memory_bytes=rates.memory,
+        exchanged_bytes=exchanged,
+        parts=parts,
+        dense_parts={"attention": attention, "rest": rest, "exchange": exchange},
+    )
+
+
+def check_gpus(model: Model, gpus: int) -> None:
+    """Refuse a number of GPUs that heads cannot be divided between."""
+    if gpus < 1:
+        raise ConfigError(f"--gpus must be a whole number from 1, got {gpus}")
+    if model.heads % gpus:
+        fitting = [str(count) for count in range(1, model.heads + 1) if not model.heads % count]
+        raise ConfigError(
+            f"--gpus {gpus} does not divide the {model.heads} heads of {model.name}: Ulysses "
+            f"takes {', '.join(fitting)}"
+        )
+
+
+def _rest(forward: Forward, rates: Rates) -> float:
+    """Return the seconds of a forward's linear layers and of what only moves memory."""
+    moved = PASSES * forward.hidden * forward.layers
+    return forward.linear / rates.linear + moved / rates.bandwidth
+
+
+def _exchanged(forward: Forward, gpus: int) -> float:
+    """Return the bytes that each GPU sends in a forward: of its share of q, k, v and the output
+    all but what stays with it."""
+    return 4 * forward.hidden * forward.layers / gpus * (gpus - 1) / gpus
+
+
+def _peak(video: Video, forward: Forward, work: Work, gpus: int, itemsize: int) -> float:
+    """Return the bytes of a GPU: all weights, one layer's activations, the labels of sparse
+    attention and the decoded frames. What the autoencoder needs while it decodes is left out."""
+    model = video.model
+    sizes = find_architecture(model)
+    weights = itemsize * (count_parameters(model) + sizes.beside)
+    wide = forward.hidden * sizes.feed_forward / (model.heads * model.head_dim)
+    activations = (_LIVE * forward.hidden + wide) / gpus
+    pixels = video.frames * video.height * video.width * _PIXEL
+    labels = 0.0
+    if work.clustering:
+        sparse_layers = max(0, model.layers - work.dense_layers) * model.stages
+        labels = 2 * 2 * video.tokens * model.heads * sparse_layers / gpus  # int16, q and k
+    return weights + activations + labels + pixels

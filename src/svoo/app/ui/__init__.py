@@ -1,0 +1,1 @@
+"""`svoo ui`: a page and a video API over one pipeline, one video at a time."""

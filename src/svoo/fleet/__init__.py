@@ -1,0 +1,1 @@
+"""Many jobs with one kind of worker: in this process, or over the machines of a Ray cluster."""

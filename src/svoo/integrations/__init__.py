@@ -1,0 +1,1 @@
+"""Doors for programs that load svoo by themselves, through entry points."""

@@ -1,0 +1,1 @@
+"""The paper's tables and figures, one study each, and the report that shows them."""

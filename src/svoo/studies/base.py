@@ -1,0 +1,139 @@
+"""What a study is, and what it puts on the report's page."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from svoo.plugin.provenance import hash_settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from svoo.studies.lab import Lab
+    from svoo.studies.results import Results
+    from svoo.studies.scale import Size
+
+Verdict = Literal["holds", "does not hold", "cannot be told here"]
+
+
+class Skipped(Exception):
+    """This part of a study cannot be made here; the text says why."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One unit of work, whose result is one line of the file. `key` names all that decides it;
+    `cost` is its time beside that of others, for the progress bar; `prompt` that of its input, if
+    it has one."""
+
+    key: str
+    make: Callable[[], Mapping[str, Any]]
+    cost: float = 1.0
+    prompt: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper (or of ours), its verdict, and the figure that says so."""
+
+    text: str
+    verdict: Verdict
+    figure: str
+    of_paper: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table: its text, and 1 for the best of its column, 2 for the second best."""
+
+    text: str
+    rank: Literal[0, 1, 2] = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; `note` says how to read it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture as PNG bytes, with what it shows in words."""
+
+    name: str
+    title: str
+    png: bytes
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Videos:
+    """Videos (mp4 bytes by name) of one prompt that play together."""
+
+    title: str
+    videos: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a study shows."""
+
+    claims: Sequence[Claim] = ()
+    parts: Sequence[Table | Plot | Videos] = ()
+    notes: Sequence[str] = field(default=())
+
+
+class Study(Protocol):
+    """One table or figure of the paper: what to measure, and how it is shown."""
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+
+    @property
+    def title(self) -> str:
+        """Its heading."""
+
+    @property
+    def paper(self) -> str:
+        """Where the paper has it."""
+
+    @property
+    def about(self) -> str:
+        """What it shows, in a sentence."""
+
+    def jobs(self, lab: Lab) -> Sequence[Job]:
+        """Return all that is to be made, in order; what is made already is not run again."""
+
+    def show(self, results: Results) -> Section:
+        """Return what the results of a file say."""
+
+
+def per_input(
+    lab: Lab,
+    size: Size,
+    make: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    prompts: int | None = None,
+) -> list[Job]:
+    """Return one job per input (or for the first few): `make(input)`."""
+    jobs = []
+    for entry in lab.inputs[:prompts]:
+        facts = {"input": dict(entry), "size": str(size), "steps": lab.scale.steps}
+        key = f"{entry['prompt']} | {hash_settings(facts)}"
+        jobs.append(Job(key, partial(make, entry), lab.scale.cost(size), entry["prompt"]))
+    return jobs
+
+
+def as_png(figure: Figure) -> bytes:
+    """Return a figure as a PNG."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return file.getvalue()

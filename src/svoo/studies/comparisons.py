@@ -1,0 +1,223 @@
+"""What studies of whole videos share: jobs, rows, and tables with best and second best."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from svoo.studies.base import Cell, Job, Table, Verdict
+from svoo.studies.lab import Lab, Task
+from svoo.studies.results import Results
+from svoo.studies.runs import RunRow, Setting
+from svoo.studies.scale import Size
+from svoo.studies.statistics import LEAST_PROMPTS, Interval, best_two, interval, paired
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DENSE = Setting("dense", None)
+_SHOWN = 50.0  # dB: what is closer to dense would leave no room for the others
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run as a study names it: the table it belongs to, and its row there."""
+
+    group: str
+    setting: str
+    run: RunRow
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: the figure of a run, how it is written, which end is better (None:
+    neither), whether it is a time."""
+
+    name: str
+    figure: Callable[[RunRow], float | None]
+    text: str
+    higher: bool | None = None
+    timed: bool = False
+
+
+def speed_up(run: RunRow) -> float:
+    """Return dense time over sparse time of the denoising loop."""
+    return run.dense_seconds / run.seconds
+
+
+def psnr(run: RunRow) -> float | None:
+    """Return the PSNR; of equal videos it is infinite, of the dense one there is none."""
+    return math.inf if run.psnr is None and run.ssim is not None else run.psnr
+
+
+PSNR = Column("PSNR, dB", psnr, "{:.2f}", higher=True)
+SPEED_UP = Column("speed-up", speed_up, "{:.2f}x", higher=True, timed=True)
+COLUMNS = (
+    PSNR,
+    Column("SSIM", lambda run: run.ssim, "{:.4f}", higher=True),
+    Column("LPIPS", lambda run: run.lpips, "{:.4f}", higher=False),
+    Column("density", lambda run: run.density, "{:.3f}"),
+    Column("loop", lambda run: run.seconds, "{:.2f} s", timed=True),
+    SPEED_UP,
+    Column("attention call", lambda r: r.dense_attention / r.attention, "{:.2f}x", timed=True),
+    Column("planning", lambda run: run.planning / run.seconds, "{:.0%} of loop", timed=True),
+)
+
+
+def run_jobs(
+    lab: Lab,
+    group: str,
+    settings: Sequence[Setting],
+    size: Size,
+    *,
+    task: Task = "text",
+    score: Sequence[str] = (),
+    prompts: int | None = None,
+) -> list[Job]:
+    """Return jobs for every input and setting, dense first; `score` names the settings that are
+    also scored without reference."""
+    jobs = []
+    for entry in lab.inputs[:prompts]:
+        for setting in (DENSE, *settings):
+
+            def make(
+                setting: Setting = setting, entry: Mapping[str, Any] = entry
+            ) -> dict[str, Any]:
+                scored = setting.name in score
+                key = lab.run(setting, entry, size, task, score=scored)
+                return {"group": group, "setting": setting.name, "run": key}
+
+            run = lab.run_key(setting, entry, size, task)
+            job = f"{group} | {setting.name} | {entry['prompt']} | {run}"
+            jobs.append(Job(job, make, lab.scale.cost(size), entry["prompt"]))
+    return jobs
+
+
+def read_entries(results: Results, study: str) -> list[Entry]:
+    """Return the runs of a study; of two with the same name and prompt the later one."""
+    found: dict[tuple[str, str, str], Entry] = {}
+    for data in results.of_kind(study).values():
+        run = results.find("run", data["run"]) if "run" in data else None
+        if run is not None:
+            entry = Entry(data["group"], data["setting"], RunRow(**run))
+            found[entry.group, entry.setting, entry.run.prompt] = entry
+    return list(found.values())
+
+
+def groups_of(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Return the entries of each table, in the order of their first rows."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.group, []).append(entry)
+    return groups
+
+
+def by_prompt(entries: Sequence[Entry], column: Column) -> dict[str, dict[str, float]]:
+    """Return a figure by setting and prompt; times are those of one machine only."""
+    if column.timed:
+        entries = _one_machine(entries)
+    figures: dict[str, dict[str, float]] = {}
+    for entry in entries:
+        value = column.figure(entry.run)
+        if value is not None:
+            figures.setdefault(entry.setting, {})[entry.run.prompt] = value
+    return figures
+
+
+def _one_machine(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries of the machine that made most of them."""
+    machines = Counter(entry.run.machine for entry in entries)
+    most = machines.most_common(1)[0][0] if machines else ""
+    return [entry for entry in entries if entry.run.machine == most]
+
+
+def difference(
+    entries: Sequence[Entry], first: str, second: str, column: Column
+) -> Interval | None:
+    """Return first - second of a figure, paired by prompt."""
+    figures = by_prompt(entries, column)
+    return paired(figures.get(first, {}), figures.get(second, {}))
+
+
+def make_table(
+    title: str, entries: Sequence[Entry], columns: Sequence[Column] = COLUMNS, note: str = ""
+) -> Table:
+    """Return a table of medians with their intervals; best and second best are marked."""
+    settings = list(dict.fromkeys(entry.setting for entry in entries))
+    cells = {name: [Cell(name)] for name in settings}
+    shown = []
+    for column in columns:
+        figures = by_prompt(entries, column)
+        if not any(figures.values()):
+            continue
+        shown.append(column.name + _arrow(column.higher))
+        ranks = _ranks(figures, column.higher)
+        for name in settings:
+            found = interval(list(figures.get(name, {}).values()))
+            text = "" if found is None else say_interval(found, column.text)
+            cells[name].append(Cell(text, ranks.get(name, 0)))
+    return Table(title, ["", *shown], [cells[name] for name in settings], note)
+
+
+def _arrow(higher: bool | None) -> str:  # noqa: FBT001 (three values)
+    return "" if higher is None else " ↑" if higher else " ↓"
+
+
+def _ranks(
+    figures: Mapping[str, Mapping[str, float]],
+    higher: bool | None,  # noqa: FBT001 (three values)
+) -> dict[str, Literal[0, 1, 2]]:
+    if higher is None:
+        return {}
+    sparse = {name: values for name, values in figures.items() if name != DENSE.name}
+    if max(map(len, sparse.values()), default=0) < 2:  # one prompt ranks nobody
+        return {}
+    best, second = best_two(sparse, higher_is_better=higher)
+    return {**dict.fromkeys(second, 2), **dict.fromkeys(best, 1)}
+
+
+def say_interval(found: Interval, text: str) -> str:
+    """Return a median with its interval in words; without one where it says nothing."""
+    middle = "equal" if math.isinf(found.median) else text.format(found.median)
+    if found.count < 2 or not math.isfinite(found.median):
+        return middle
+    ends = (text.format(end).rstrip("x sof%lp").strip() for end in (found.low, found.high))
+    return f"{middle} ({' to '.join(ends)})"
+
+
+def say_difference(found: Interval, unit: str, digits: int = 2) -> str:
+    """Return a paired difference in words."""
+    middle, low, high = (f"{x:+.{digits}f}" for x in (found.median, found.low, found.high))
+    if found.count < 2:
+        return f"{middle}{unit} (1 prompt)"
+    return f"{middle}{unit} ({low} to {high}, {found.count} prompts)"
+
+
+def verdict_of(found: Interval | None, *, least: int = LEAST_PROMPTS) -> Verdict:
+    """Return whether a difference is above zero: so it is, it is below, or nobody can tell."""
+    if found is None or found.count < least or found.covers_zero:
+        return "cannot be told here"
+    return "holds" if found.low > 0 else "does not hold"
+
+
+def scatter(axes: Axes, entries: Sequence[Entry], label: str | None = None) -> None:
+    """Draw the median PSNR of each setting against its speed-up."""
+    quality, faster = by_prompt(entries, PSNR), by_prompt(entries, SPEED_UP)
+    for name, values in quality.items():
+        finite = [value for value in values.values() if math.isfinite(value)]
+        if not finite or name not in faster:
+            continue
+        height = float(np.median(finite))
+        place = float(np.median(list(faster[name].values()))), min(height, _SHOWN)
+        shown = name if height <= _SHOWN else f"{name} ({height:.0f} dB)"
+        axes.scatter(*place, s=22)
+        axes.annotate(shown, place, (4, 3), textcoords="offset points", fontsize=7)
+    axes.set(xlabel="speed-up of the denoising loop", ylabel="PSNR against dense, dB")
+    axes.grid(visible=True, alpha=0.3)
+    if label:
+        axes.set_title(label, fontsize=9)

@@ -1,0 +1,268 @@
+"""The laboratory: pipelines, inputs and sizes of a study, and runs that are never made twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from svoo.catalogue import Model
+from svoo.core.random import seeded
+from svoo.errors import ConfigError, ModelError
+from svoo.methods.base import Call, MethodConfig
+from svoo.methods.dense import DenseConfig
+from svoo.metrics.compare import compare_videos
+from svoo.plugin.apply import apply
+from svoo.plugin.provenance import hash_settings
+from svoo.plugin.record import record_profile
+from svoo.plugin.run import LoopTimer
+from svoo.plugin.trial import Trial, run_trial, warm_up
+from svoo.studies.base import Skipped
+from svoo.studies.pipelines import Pipelines
+from svoo.studies.results import Results
+from svoo.studies.runs import Setting, make_row
+from svoo.studies.scale import Scale, Size
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Frames = NDArray[np.float32]
+
+MASSES = (0.8, 0.95)  # of the paper's Fig. 2, and of its profile
+_STALE = 4  # sparse runs after which dense is timed again
+Task = Literal["text", "image"]
+Scorer = Callable[["Frames"], Mapping[str, float]]
+
+
+@dataclass
+class _Reference:
+    """The dense video that runs are compared with, and how many were since it was timed."""
+
+    key: str
+    trial: Trial
+    age: int = 0
+
+
+class Lab:
+    """What all studies share."""
+
+    def __init__(
+        self,
+        pipelines: Pipelines,
+        inputs: Sequence[Mapping[str, Any]],
+        scale: Scale,
+        results: Results,
+        *,
+        machine: str,
+        backend: str,
+        seed: int = 0,
+        methods: Sequence[str] | None = None,
+        scorer: Scorer | None = None,
+    ) -> None:
+        """Measure on these inputs; `methods` restricts the other methods to some names."""
+        self.pipelines = pipelines
+        self.inputs = inputs
+        self.scale = scale
+        self.results = results
+        self.machine = machine
+        self.backend = backend
+        self.seed = seed
+        self.methods = methods
+        self.scorer = scorer
+        self.on_step: Callable[[int, int], None] | None = None
+        self._reference: _Reference | None = None
+        self._warm: set[tuple[Task, Size]] = set()
+        self._first_frames: dict[str, Any] = {}
+
+    @property
+    def model(self) -> Model | None:
+        """The catalogue's row of the model, if it has one."""
+        return self.pipelines.model
+
+    @property
+    def model_name(self) -> str | None:
+        """The name that methods look up their settings by."""
+        return self.model.name if self.model else None
+
+    def wants(self, name: str) -> bool:
+        """Return whether a method is to be studied."""
+        return self.methods is None or name in self.methods
+
+    def tokens(self, size: Size) -> int | None:
+        """Return the tokens of a video of this size, where the model is known."""
+        if self.model is None or size is None:
+            return None
+        return self.model.count_tokens(size.frames, size.height, size.width)
+
+    def prepare(self, config: MethodConfig, warm_up: float | None = None) -> MethodConfig:
+        """Return a config as every study runs it: one backend for all and, if given, one
+        warm-up."""
+        same: dict[str, Any] = {"backend": self.backend}
+        if warm_up is not None:
+            same["dense_steps"] = float(warm_up)
+            same["dense_layers"] = self.model.dense_layers if self.model and warm_up else 0
+        return replace(config, **same)
+
+    def call(self, entry: Mapping[str, Any], size: Size, task: Task = "text") -> dict[str, Any]:
+        """Return the arguments of a pipeline's call for an input."""
+        arguments = self.pipelines.call_sizes() | {"num_inference_steps": self.scale.steps}
+        if size is not None:
+            arguments |= {"num_frames": size.frames, "height": size.height, "width": size.width}
+        arguments["prompt"] = entry["prompt"]
+        if task == "image" or self.pipelines.needs_image():
+            arguments["image"] = entry.get("image") or self._first_frame(entry, size)
+        return arguments
+
+    def _first_frame(self, entry: Mapping[str, Any], size: Size) -> Any:  # noqa: ANN401 (a picture)
+        """Return a picture for image-to-video where none is given: the first frame of a dense
+        video of the same prompt, from other noise."""
+        from PIL import Image
+
+        if self.pipelines.needs_image():
+            raise ConfigError(f"{self.pipelines.name} makes video from an image: give --images")
+        key = hash_settings([entry["prompt"], str(size)])
+        if key not in self._first_frames:
+            frames = self.frames(Setting("picture", None, seed=1), entry, size)
+            pixels = (frames[0].clip(0, 1) * 255).round().astype("uint8")
+            self._first_frames[key] = Image.fromarray(pixels)
+        return self._first_frames[key]
+
+    def run_key(
+        self, setting: Setting, entry: Mapping[str, Any], size: Size, task: Task = "text"
+    ) -> str:
+        """Return a name of all that decides a run."""
+        config = self.prepare(setting.config or DenseConfig())
+        facts = {
+            **{name: value for name, value in vars(setting).items() if name != "name"},
+            "config": config.as_dict(),
+            "input": dict(entry),
+            "size": str(size),
+            "steps": self.scale.steps,
+            "task": task,
+        }
+        return hash_settings(facts)
+
+    def run(
+        self,
+        setting: Setting,
+        entry: Mapping[str, Any],
+        size: Size,
+        task: Task = "text",
+        *,
+        score: bool = False,
+    ) -> str:
+        """Make a run if no study has made it yet; return its key in the file. `score`: also by
+        scores that need no dense video."""
+        key = self.run_key(setting, entry, size, task)
+        if score and self.scorer is not None:
+            key += " scored"
+        if self.results.find("run", key) is None:
+            dense = self.reference(entry, size, task)
+            if setting.config is None:
+                trial, likeness = dense, None
+            else:
+                trial = self._trial(setting, entry, size, task)
+                likeness = compare_videos(dense.frames, trial.frames)
+            scores = dict(self.scorer(trial.frames)) if score and self.scorer is not None else {}
+            facts = {
+                "prompt": entry["prompt"],
+                "machine": self.machine,
+                "tokens": self.tokens(size),
+                "steps": self.scale.steps,
+                "seed": self.seed,
+                "scores": scores,
+            }
+            self.results.add("run", key, asdict(make_row(trial, dense, likeness, **facts)))
+        return key
+
+    def reference(self, entry: Mapping[str, Any], size: Size, task: Task = "text") -> Trial:
+        """Return the dense video of an input; it is made anew after a few sparse runs, so that
+        both sides of a speed-up were timed at about the same moment."""
+        dense = Setting("dense", None)
+        key = self.run_key(dense, entry, size, task)
+        before = self._reference
+        if before is None or before.key != key or before.age >= _STALE:
+            self._reference = _Reference(key, self._trial(dense, entry, size, task))
+        assert self._reference is not None
+        self._reference.age += 1
+        return self._reference.trial
+
+    def frames(
+        self, setting: Setting, entry: Mapping[str, Any], size: Size, task: Task = "text"
+    ) -> Frames:
+        """Return the frames of a run that is not timed or kept."""
+        return self._trial(setting, entry, size, task).frames
+
+    def _trial(self, setting: Setting, entry: Mapping[str, Any], size: Size, task: Task) -> Trial:
+        call = self.call(entry, size, task)
+        call["num_inference_steps"] = max(1, self.scale.steps - setting.fewer_steps)
+        pipe = self.pipelines.open(task, setting.dtype)
+        if (task, size) not in self._warm and setting.dtype is None:
+            warm_up(pipe, call)
+            self._warm.add((task, size))
+        config = setting.config if setting.config is None else self.prepare(setting.config)
+        return run_trial(
+            pipe,
+            setting.name,
+            config,
+            call=call,
+            profile=setting.profile,
+            seed=self.seed + setting.seed,
+            on_step=self.on_step,
+        )
+
+    def look(
+        self,
+        entry: Mapping[str, Any],
+        size: Size,
+        observer: Callable[[Call, Tensor, Tensor], None],
+    ) -> None:
+        """Run an input densely and show every call's video queries and keys `[B, H, N, D]` of the
+        first branch to the observer; nothing is kept, so that large models can be looked at."""
+
+        def show(call: Call, query: Tensor, key: Tensor) -> None:
+            layout = call.need_layout("a study")
+            first = call.branch if isinstance(call.branch, str) else call.branch[0]
+            if first not in ("uncond", "forward 1"):
+                observer(call, layout.video_part(query[:1]), layout.video_part(key[:1]))
+
+        pipe = self.pipelines.open("text", None)
+        call = {**self.call(entry, size), "output_type": "latent"}
+        with apply(pipe, DenseConfig(), None) as handle:
+            handle.observe(show)
+            timer = LoopTimer(self.on_step).as_argument(pipe)
+            pipe(**call, generator=seeded(self.seed), **timer)
+
+    def densities(self, entry: Mapping[str, Any], size: Size) -> dict[str, Any]:
+        """Return required densities of an input at `MASSES`: by layer and head `[layers, heads,
+        masses]` over steps, by step and layer `[steps, layers, masses]` over heads."""
+        key = hash_settings({"input": dict(entry), "size": str(size), "steps": self.scale.steps})
+        found = self.results.find("profile", key)
+        if found is None:
+            call = self.call(entry, size)
+            profile = record_profile(
+                self.pipelines.open("text", None),
+                [call],
+                masses=MASSES,
+                every=self.scale.every,
+                seed=self.seed,
+                on_step=self.on_step,
+            )
+            density = profile.density[0].double()  # [steps, layers, heads, masses]
+            found = {
+                "by_head": density.mean(dim=0).round(decimals=4).tolist(),
+                "by_step": density.mean(dim=2).round(decimals=4).tolist(),
+                "sigma": profile.sigma.double().round(decimals=4).tolist(),
+            }
+            self.results.add("profile", key, found)
+        return found
+
+    def require_image(self) -> None:
+        """Stop a part of a study that needs image-to-video where the model has none."""
+        try:
+            self.pipelines.open("image", None)
+        except (ConfigError, ModelError) as error:
+            raise Skipped(str(error)) from error

@@ -1,0 +1,122 @@
+"""The report: one HTML page without network and the same as Markdown, from the results alone."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+
+from svoo.errors import ConfigError
+from svoo.storage import check_writable, write_atomically
+from svoo.studies.base import Cell, Claim, Plot, Section, Study, Table, Videos
+from svoo.studies.results import Results
+from svoo.studies.table import STUDIES
+
+HTML, MARKDOWN = "report.html", "report.md"
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A study and what it shows."""
+
+    study: Study
+    section: Section
+    skipped: Sequence[str]
+
+    @property
+    def tables(self) -> list[Table]:
+        """Its tables."""
+        return [part for part in self.section.parts if isinstance(part, Table)]
+
+
+def write_report(results: Results, out: Path) -> list[Claim]:
+    """Write the page (`HTML`), its Markdown and the pictures of that into a folder; return the
+    claims and their verdicts."""
+    check_writable(out / HTML)
+    chapters = make_chapters(results)
+    if not chapters:
+        raise ConfigError(f"the results in {out} hold no study yet; run `svoo study all`")
+    claims = [claim for chapter in chapters for claim in chapter.section.claims]
+    facts = {
+        "about": results.about,
+        "sessions": results.sessions(),
+        "chapters": chapters,
+        "claims": claims,
+        "machines": _machines(results),
+        "prompts": _prompts(results),
+        "settings": _settings(results),
+    }
+    pages = Environment(
+        loader=PackageLoader("svoo.studies"),
+        autoescape=select_autoescape(),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters |= {"embed": _embed, "kind": _kind, "mark": _mark}
+    pages.tests["verdict"] = lambda claim, verdict: claim.verdict == verdict
+    for chapter in chapters:
+        for part in chapter.section.parts:
+            if isinstance(part, Plot):
+                write_atomically(out / f"{part.name}.png", part.png)
+    markdown = pages.get_template("report.md.jinja").render(**facts)
+    write_atomically(out / MARKDOWN, markdown.encode())
+    write_atomically(out / HTML, pages.get_template("report.html").render(**facts).encode())
+    return claims
+
+
+def make_chapters(results: Results) -> list[Chapter]:
+    """Return the studies that the results have something of."""
+    skipped = results.of_kind("skipped")
+    chapters = []
+    for study in STUDIES:
+        reasons = [
+            data["why"] for key, data in skipped.items() if key.startswith(f"{study.name} | ")
+        ]
+        section = study.show(results)
+        if section.parts or reasons:
+            chapters.append(Chapter(study, section, list(dict.fromkeys(reasons))))
+    return chapters
+
+
+def _machines(results: Results) -> list[str]:
+    runs = results.of_kind("run").values()
+    return list(dict.fromkeys(run["machine"] for run in runs))
+
+
+def _prompts(results: Results) -> list[str]:
+    return list(
+        dict.fromkeys(text for facts in results.sessions() for text in facts.get("prompts", []))
+    )
+
+
+def _settings(results: Results) -> dict[str, dict[str, Any]]:
+    """Return each method's settings by the name of a row, the latest ones."""
+    found: dict[str, dict[str, Any]] = {}
+    runs = results.of_kind("run")
+    for study in STUDIES:
+        for row in results.of_kind(study.name).values():
+            if row.get("run") in runs:
+                found[f"{study.name}: {row['group']}: {row['setting']}"] = runs[row["run"]][
+                    "config"
+                ]
+    return found
+
+
+def _embed(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _kind(part: Table | Plot | Videos) -> str:
+    return type(part).__name__.lower()
+
+
+def _mark(cell: Cell) -> str:
+    """Return a cell for Markdown: best in bold, second best underlined."""
+    text = cell.text.replace("|", "\\|")
+    if not text or not cell.rank:
+        return text
+    return f"**{text}**" if cell.rank == 1 else f"<u>{text}</u>"

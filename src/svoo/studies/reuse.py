@@ -1,0 +1,179 @@
+"""The paper's Fig. 8: how long labels stay good."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from svoo.core.clustering import co_cluster, default_clusters
+from svoo.core.random import mix_seeds, seeded
+from svoo.methods.base import Call
+from svoo.studies.base import Claim, Job, Plot, Section, Table, Verdict, as_png, per_input
+from svoo.studies.comparisons import (
+    PSNR,
+    SPEED_UP,
+    Entry,
+    by_prompt,
+    difference,
+    make_table,
+    read_entries,
+    run_jobs,
+    say_difference,
+)
+from svoo.studies.information import mutual_information
+from svoo.studies.lab import Lab
+from svoo.studies.results import Results
+from svoo.studies.runs import Setting
+from svoo.studies.settings import changed, paper_mode
+from svoo.studies.statistics import LEAST_PROMPTS
+
+INTERVALS = (1, 2, 4, 8, 20)
+NEGLIGIBLE = 0.5  # dB
+_FIRST = 0.2  # of the run: labels are made when the warm-up is over
+
+
+@dataclass(frozen=True)
+class LabelsRow:
+    """Shared information of the first labels with those of later steps, by layer and step, mean
+    over heads; `other_draw`: with labels of the same step from other first centroids, by layer."""
+
+    prompt: str
+    steps: list[int]
+    shared: list[list[float]]
+    other_draw: list[float]
+
+
+class ReuseStudy:
+    """Labels across steps, and quality and time against the reuse interval."""
+
+    name = "reuse"
+    title = "How long labels stay good"
+    paper = "Fig. 8"
+    about = (
+        "Normalised mutual information of key labels made after the warm-up with those made at "
+        "each later step; and PSNR and time of paper mode when labels are remade more seldom."
+    )
+
+    def jobs(self, lab: Lab) -> list[Job]:
+        """Return one dense run per input to look at labels, and runs at several intervals."""
+        scale = lab.scale
+        first = min(scale.steps - 1, int(_FIRST * scale.steps))
+
+        def make(entry: Mapping[str, Any]) -> dict[str, Any]:
+            watch = LabelWatch(first, lab.seed)
+            lab.look(entry, scale.small, watch.observe)
+            return asdict(watch.row(entry["prompt"]))
+
+        intervals = [every for every in INTERVALS if every == 1 or every < 2 * scale.steps]
+        settings = [
+            Setting(f"every {every}", changed(lab, paper_mode(lab), recluster_every=every))
+            for every in intervals
+        ]
+        jobs = per_input(lab, scale.small, make)
+        return jobs + run_jobs(lab, "intervals", settings, scale.small, prompts=scale.prompts)
+
+    def show(self, results: Results) -> Section:
+        """Return both plots, the table, and the verdict."""
+        data = results.of_kind(self.name).values()
+        rows = [LabelsRow(**row) for row in data if "shared" in row]
+        entries = read_entries(results, self.name)
+        parts: list[Table | Plot] = []
+        if rows:
+            parts.append(_draw_labels(rows))
+        if entries:
+            parts += [make_table("Reuse interval, paper mode", entries), _draw_runs(entries)]
+        return Section([_claim(entries)] if entries else [], parts)
+
+
+class LabelWatch:
+    """Makes labels at every step from `first` on and compares them with the first ones."""
+
+    def __init__(self, first: int, seed: int) -> None:
+        """Remember nothing yet."""
+        self._first = first
+        self._seed = seed
+        self._labels: dict[int, Tensor] = {}
+        self._other: dict[int, float] = {}
+        self._shared: dict[int, dict[int, float]] = {}
+
+    def observe(self, call: Call, query: Tensor, key: Tensor) -> None:
+        """Look at a call's query and key `[1, H, N, D]`."""
+        if call.step < self._first:
+            return
+        labels = self._make(query, key, call.layer, 0)
+        if call.layer not in self._labels:
+            self._labels[call.layer] = labels
+            other = self._make(query, key, call.layer, 1)
+            self._other[call.layer] = float(mutual_information(labels, other).mean())
+            return
+        found = mutual_information(self._labels[call.layer], labels)
+        self._shared.setdefault(call.layer, {})[call.step] = float(found.mean())
+
+    def _make(self, query: Tensor, key: Tensor, layer: int, draw: int) -> Tensor:
+        chance = seeded(mix_seeds(self._seed, layer, draw))
+        counts = default_clusters(query.shape[2])
+        return co_cluster(query, key, *counts, generator=chance, check=False).key.labels
+
+    def row(self, prompt: str) -> LabelsRow:
+        """Return what was seen."""
+        layers = sorted(self._labels)
+        seen = [set(self._shared.get(layer, {})) for layer in layers]
+        steps = sorted(set.intersection(*seen)) if seen else []
+        shared = [[self._shared[layer][step] for step in steps] for layer in layers]
+        return LabelsRow(prompt, steps, shared, [self._other[layer] for layer in layers])
+
+
+def _draw_labels(rows: Sequence[LabelsRow]) -> Plot:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.8, 4.2), layout="constrained")
+    axes = figure.subplots()
+    shared = np.mean([row.shared for row in rows], axis=0)
+    for layer, line in enumerate(shared):
+        axes.plot(rows[0].steps, line, marker=".", label=f"layer {layer}")
+    ceiling = float(np.mean([row.other_draw for row in rows]))
+    axes.axhline(ceiling, color="black", linestyle="--", label="same step, another draw")
+    axes.set(xlabel="step", ylabel="normalised mutual information", ylim=(0, 1))
+    axes.legend(fontsize=7, ncols=2)
+    note = (
+        "Labels of the first sparse step against later ones, means over prompts and heads. Even "
+        "at the same step another draw of the first centroids gives other labels: the dashed line."
+    )
+    return Plot("reuse-labels", "Labels across steps", as_png(figure), note)
+
+
+def _draw_runs(entries: Sequence[Entry]) -> Plot:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.8, 3.4), layout="constrained")
+    for axes, column in zip(figure.subplots(1, 2), (PSNR, SPEED_UP), strict=True):
+        points = [
+            (int(name.removeprefix("every ")), float(np.median(list(values.values()))))
+            for name, values in by_prompt(entries, column).items()
+            if name.startswith("every")
+        ]
+        axes.plot(*zip(*sorted(points), strict=True), marker="o")
+        axes.set(xlabel="labels remade every ... steps", ylabel=column.name)
+        axes.grid(visible=True, alpha=0.3)
+    return Plot("reuse-runs", "Quality and speed against the interval", as_png(figure))
+
+
+def _claim(entries: Sequence[Entry]) -> Claim:
+    """Judge whether the longest interval loses less than half a dB."""
+    names = [name for name in by_prompt(entries, PSNR) if name.startswith("every")]
+    longest = max(names, key=lambda name: int(name.removeprefix("every ")), default="")
+    lost = difference(entries, "every 1", longest, PSNR)
+    text = f"Labels can be reused for {longest.removeprefix('every ')} steps with negligible loss"
+    if lost is None:
+        return Claim(text, "cannot be told here", "nothing was run")
+    verdict: Verdict = "cannot be told here"
+    if lost.count >= LEAST_PROMPTS and lost.high < NEGLIGIBLE:
+        verdict = "holds"
+    elif lost.count >= LEAST_PROMPTS and lost.low > NEGLIGIBLE:
+        verdict = "does not hold"
+    figure = f"fresh labels at every step have {say_difference(lost, ' dB')}"
+    return Claim(text, verdict, f"{figure}; below {NEGLIGIBLE} dB counts as negligible")

@@ -1,0 +1,81 @@
+"""Medians over prompts with bootstrap intervals, paired differences, and who is best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+DRAWS = 10_000
+LEAST_PROMPTS = 5  # fewer say too little for a verdict
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median and its 95 % interval, from so many prompts."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @property
+    def covers_zero(self) -> bool:
+        """Whether zero is among the values that the figures allow; one prompt allows any."""
+        return self.count < 2 or self.low <= 0 <= self.high
+
+
+def interval(values: Sequence[float]) -> Interval | None:
+    """Return the median with a percentile bootstrap interval; None if there are no values.
+
+    The draws are the same every time. Values that are not finite (the PSNR of equal videos) count
+    for the median, not for the interval.
+    """
+    if not values:
+        return None
+    middle = float(np.median(values))
+    finite = np.array([value for value in values if math.isfinite(value)])
+    if not len(finite):
+        return Interval(middle, middle, middle, len(values))
+    picked = np.random.default_rng(0).integers(len(finite), size=(DRAWS, len(finite)))
+    medians = np.median(finite[picked], axis=1)
+    edge = (1 - _LEVEL) / 2
+    low, high = (float(end) for end in np.quantile(medians, (edge, 1 - edge)))
+    return Interval(middle, low, high, len(values))
+
+
+def paired(first: Mapping[str, float], second: Mapping[str, float]) -> Interval | None:
+    """Return first - second over the prompts that both have; None if there is none."""
+    differences = [first[name] - second[name] for name in first if name in second]
+    return interval([value for value in differences if not math.isnan(value)])
+
+
+def best_two(
+    figures: Mapping[str, Mapping[str, float]], *, higher_is_better: bool
+) -> tuple[list[str], list[str]]:
+    """Return the names of the best and of the second best by median over prompts.
+
+    Each comes with all whose paired difference to it covers zero: no winner is named among these.
+    """
+    sign = 1 if higher_is_better else -1
+    left = {
+        name: sign * float(np.median(list(values.values())))
+        for name, values in figures.items()
+        if values
+    }
+    groups: list[list[str]] = []
+    while left and len(groups) < 2:
+        leader = max(left, key=lambda name: left[name])
+        group = [name for name in left if name == leader or _alike(figures[leader], figures[name])]
+        groups.append(group)
+        for name in group:
+            del left[name]
+    return groups[0] if groups else [], groups[1] if len(groups) > 1 else []
+
+
+def _alike(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+    difference = paired(first, second)
+    return difference is None or difference.covers_zero

@@ -1,0 +1,196 @@
+"""The paper's Theorem 1: how the variance of logits changes with the tokens that are seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from svoo.core.density import logit_variance
+from svoo.core.random import mix_seeds, seeded
+from svoo.core.validate import default_scale
+from svoo.methods.base import Call
+from svoo.studies.base import Cell, Claim, Job, Plot, Section, Table, Verdict, as_png, per_input
+from svoo.studies.lab import Lab
+from svoo.studies.results import Results
+from svoo.studies.statistics import LEAST_PROMPTS, interval
+
+DELTA = 0.05  # the bound holds with probability 1 - DELTA
+_DRAWS = 8
+_LEAST = 16  # tokens
+_RATE = (-0.75, -0.25)  # slopes that are taken for 1 / sqrt(n)
+
+
+@dataclass(frozen=True)
+class TheoremRow:
+    """One layer: the variance of logits over all tokens by head; for growing numbers of sampled
+    tokens its mean deviation from that and the bound with C = 1, means over heads."""
+
+    prompt: str
+    layer: int
+    variance: list[float]
+    tokens: list[int]
+    deviation: list[float]
+    bound: list[float]
+
+
+class TheoremStudy:
+    """The stability bound against what is measured."""
+
+    name = "theorem"
+    title = "The stability bound"
+    paper = "Theorem 1"
+    about = (
+        "The variance of the logits on n sampled tokens against that on all: it should deviate by "
+        "about 1 / sqrt(n). The bound is drawn with its unknown constant C set to 1, for queries "
+        "and keys as they enter attention (after norm and rotation, so that M is the identity)."
+    )
+
+    def jobs(self, lab: Lab) -> list[Job]:
+        """Return one dense run per input, looked at in its middle step."""
+        size, step = lab.scale.small, lab.scale.steps // 2
+
+        def make(entry: Mapping[str, Any]) -> dict[str, Any]:
+            rows: list[TheoremRow] = []
+
+            def observe(call: Call, query: Tensor, key: Tensor) -> None:
+                if call.step == step:
+                    chance = seeded(mix_seeds(lab.seed, call.layer))
+                    found = deviations(query, key, call.scale, chance)
+                    rows.append(TheoremRow(entry["prompt"], call.layer, *found))
+
+            lab.look(entry, size, observe)
+            return {"rows": [asdict(row) for row in rows]}
+
+        return per_input(lab, size, make)
+
+    def show(self, results: Results) -> Section:
+        """Return the plot, the table by layer, and the verdict."""
+        rows = [
+            TheoremRow(**row)
+            for data in results.of_kind(self.name).values()
+            for row in data["rows"]
+        ]
+        if not rows or len(rows[0].tokens) < 2:
+            return Section()
+        return Section([_claim(rows)], [_draw(rows), _table(rows)])
+
+
+def deviations(
+    query: Tensor, key: Tensor, scale: float | None, chance: torch.Generator
+) -> tuple[list[float], list[int], list[float], list[float]]:
+    """Return the variance over all tokens by head, the numbers of sampled tokens, the mean
+    absolute deviation at each, and the bound. query, key `[1, H, N, D]`."""
+    whole = logit_variance(query, key, scale=scale)[0].double()
+    total = query.shape[2]
+    # A sample of half of the tokens deviates less because it is half of them: stop before.
+    most = total // 4 if total >= 16 * _LEAST else total // 2
+    counts = [_LEAST << power for power in range(32) if _LEAST << power <= most]
+    found = []
+    for count in counts:
+        off = []
+        for _ in range(_DRAWS):
+            picked = torch.randperm(total, generator=chance)[:count].to(query.device)
+            part = logit_variance(query[:, :, picked], key[:, :, picked], scale=scale)[0]
+            off.append((part.double() - whole).abs())
+        found.append(float(torch.stack(off).mean()))
+    bounds = [bound(query, key, scale, count) for count in counts]
+    return whole.cpu().tolist(), counts, found, bounds
+
+
+def bound(query: Tensor, key: Tensor, scale: float | None, count: int) -> float:
+    """Return the theorem's bound with C = 1, the mean over heads: D scale^2 R^4 (sqrt(log(D /
+    delta) / n) + log(D / delta) / n), R^4 from the largest query and key."""
+    size = query.shape[3]
+    radius = query.norm(dim=-1).amax(dim=2).square() * key.norm(dim=-1).amax(dim=2).square()
+    rest = math.log(size / DELTA) / count
+    factor = size * default_scale(query, scale) ** 2
+    return factor * float(radius.double().mean()) * (math.sqrt(rest) + rest)
+
+
+def slope(row: TheoremRow) -> float:
+    """Return the power of n that the deviation falls with; -1/2 is the theorem's."""
+    tokens, deviation = np.array(row.tokens), np.array(row.deviation)
+    return float(np.polyfit(np.log(tokens), np.log(deviation.clip(min=1e-30)), 1)[0])
+
+
+def between_inputs(rows: list[TheoremRow]) -> float:
+    """Return the mean deviation of a layer's variance between inputs, relative to its mean."""
+    parts = []
+    for layer in {row.layer for row in rows}:
+        values = np.array([row.variance for row in rows if row.layer == layer])
+        parts.append(float((values.std(axis=0) / values.mean(axis=0)).mean()))
+    return float(np.mean(parts))
+
+
+def _claim(rows: list[TheoremRow]) -> Claim:
+    prompts: dict[str, list[float]] = {}
+    for row in rows:
+        prompts.setdefault(row.prompt, []).append(slope(row))
+    found = interval([float(np.mean(values)) for values in prompts.values()])
+    assert found is not None
+    worst = max(
+        off / limit for row in rows for off, limit in zip(row.deviation, row.bound, strict=True)
+    )
+    verdict: Verdict = "cannot be told here"
+    if found.count >= LEAST_PROMPTS:
+        as_said = _RATE[0] < found.low and found.high < _RATE[1] and worst <= 1
+        verdict = "holds" if as_said else "does not hold"
+    return Claim(
+        "The deviation of the logits' variance falls as 1 / sqrt(n) and stays below the bound",
+        verdict,
+        f"it falls as n to the power {found.median:.2f} ({found.low:.2f} to {found.high:.2f}); at "
+        f"most {worst:.1e} of the bound with C = 1; between inputs it deviates by "
+        f"{between_inputs(rows):.1%} of its mean",
+    )
+
+
+def _table(rows: list[TheoremRow]) -> Table:
+    cells = []
+    for layer in sorted({row.layer for row in rows}):
+        here = [row for row in rows if row.layer == layer]
+        mean = float(np.mean([row.variance for row in here]))
+        sampled = float(np.mean([row.deviation[-1] for row in here])) / mean
+        texts = (
+            str(layer),
+            f"{mean:.3f}",
+            f"{np.mean([slope(row) for row in here]):.2f}",
+            f"{sampled:.1%}",
+            f"{between_inputs(here):.1%}",
+        )
+        cells.append([Cell(text) for text in texts])
+    most = rows[0].tokens[-1]
+    columns = [
+        "layer",
+        "variance",
+        "power of n",
+        f"deviation at {most:,} tokens",
+        "between inputs",
+    ]
+    note = (
+        "The theorem takes two inputs for draws from one distribution. Where the last column is "
+        "larger than the one before it, inputs differ by more than sampling explains."
+    )
+    return Table("Variance of the logits", columns, cells, note)
+
+
+def _draw(rows: list[TheoremRow]) -> Plot:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.5, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for layer in sorted({row.layer for row in rows}):
+        here = [row for row in rows if row.layer == layer]
+        line = np.mean([row.deviation for row in here], axis=0)
+        axes.loglog(here[0].tokens, line, marker=".", label=f"layer {layer}")
+    limit = np.mean([row.bound for row in rows], axis=0)
+    axes.loglog(rows[0].tokens, limit, color="black", linestyle="--", label="bound, C = 1")
+    axes.set(xlabel="sampled tokens n", ylabel="deviation of the logits' variance")
+    axes.legend(fontsize=7)
+    axes.grid(visible=True, which="both", alpha=0.3)
+    return Plot("theorem", "Deviation against the bound", as_png(figure), "Means over prompts.")

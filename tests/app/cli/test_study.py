@@ -1,0 +1,136 @@
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from svoo.app.cli import app
+from svoo.errors import ConfigError, ModelError
+from svoo.studies.results import read_results
+from svoo.studies.table import STUDIES
+
+SMALL = ["--count", "1", "--steps", "3", "--frames", "9", "--height", "32", "--width", "48"]
+SMALL += ["--method", "svg2", "--method", "svoo"]
+
+
+def study(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["study", *arguments])
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All studies in the smallest form, whatever weights this user has fetched."""
+    folder = tmp_path_factory.mktemp("study")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("svoo.studies.run.find_scorer", lambda: (None, ["nothing fetched"]))
+        done = study("all", "--out", str(folder), *SMALL)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "report.html written" in done.stdout
+    assert "left out: quality: image to video" in done.stderr
+    return folder
+
+
+def test_every_study_has_rows_and_a_chapter(out: Path) -> None:
+    results = read_results(out / "results.jsonl")
+    page = (out / "report.html").read_text()
+    for entry in STUDIES:
+        assert results.of_kind(entry.name), entry.name
+        assert f'<h2 id="{entry.name}">' in page
+    (session,) = results.sessions()
+    assert session["commit"] and session["machine"]["torch"] and len(session["prompts"]) == 1
+    assert all(run["prompt"] == session["prompts"][0] for run in results.of_kind("run").values())
+    # One prompt tells nothing: no verdict is given.
+    assert not re.search(r'verdict (holds|does-not-hold)">', page)
+
+
+def test_begun_again_nothing_is_made_twice_and_nothing_is_lost(out: Path, tmp_path: Path) -> None:
+    whole = (out / "results.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    cut = sum(len(line) for line in lines[:-3])  # killed while the third last was written
+    again = tmp_path / "again"
+    again.mkdir()
+    (again / "results.jsonl").write_bytes(whole[: cut + 5])
+    done = study("all", "--out", str(again), *SMALL, "--quiet")
+    assert done.exit_code == 0, (done.output, done.exception)
+    before, after = (read_results(folder / "results.jsonl") for folder in (out, again))
+    kinds = {record.kind for record in before.records} - {"session", "skipped"}
+    for kind in kinds:
+        assert set(after.of_kind(kind)) == set(before.of_kind(kind)), kind
+    keys = [(r.kind, r.key) for r in after.records if r.kind not in ("session", "skipped")]
+    assert len(keys) == len(set(keys))
+
+
+def test_the_report_is_made_from_the_file_alone(out: Path, tmp_path: Path) -> None:
+    shutil.copy(out / "results.jsonl", tmp_path)
+    done = study("report", "--out", str(tmp_path), "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["claims"][0]["verdict"] == "cannot be told here"
+    for name in ("report.html", "report.md", "layers-0.8.png"):
+        assert (tmp_path / name).read_bytes() == (out / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "say what to study"),
+        (["layer"], "no study called 'layer'"),
+        (["layers", "report"], "stands alone"),
+        (["layers", "--method", "svg3"], "no method called 'svg3'"),
+        (["layers", "--prompts", "none.txt"], "cannot read the prompts"),
+        (["layers", "--model", "wan2.1-t2v-1.3b"], "give --prompts FILE"),
+        (["layers", "--height", "32"], "together"),
+        (["layers", "--count", "99"], "1 to the 16 prompts"),
+        (["report"], "there are no results"),
+    ],
+)
+def test_bad_input_is_refused_before_work(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    done = study(*arguments, "--out", str(tmp_path / "out"))
+    assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a cat\n")
+    model = str(tmp_path / "no-model")
+    done = study(
+        "layers", "--model", model, "--prompts", str(prompts), "--out", str(tmp_path / "o")
+    )
+    assert isinstance(done.exception, ModelError) and not (tmp_path / "o").exists()
+
+
+def test_results_of_another_version_or_run_are_left_alone(out: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"svoo study": 99, "about": {}}\n')
+    for names in ("layers", "report"):
+        done = study(names, "--out", str(tmp_path))
+        assert isinstance(done.exception, ConfigError) and "version 99" in str(done.exception)
+    shutil.copy(out / "results.jsonl", path)
+    before = path.read_bytes()
+    other = [word if word != "3" else "4" for word in SMALL]
+    done = study("layers", "--out", str(tmp_path), *other)
+    assert isinstance(done.exception, ConfigError) and "steps: 3 there, 4 now" in str(
+        done.exception
+    )
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_plays_and_fits_in_a_browser(out: Path, width: int) -> None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs Chromium")
+    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += ["--virtual-time-budget=8000", f"--window-size={width},900"]
+    done = subprocess.run(
+        [*command, (out / "report.html").as_uri()],
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    videos = done.stdout.count("<video ")
+    assert videos > 1 and f'data-playable="{videos}"' in done.stdout
+    assert 'data-fits="true"' in done.stdout

@@ -1,0 +1,84 @@
+import math
+
+import pytest
+import studying
+
+from svoo.studies.comparisons import (
+    PSNR,
+    SPEED_UP,
+    by_prompt,
+    difference,
+    groups_of,
+    make_table,
+    read_entries,
+    say_difference,
+    say_interval,
+    verdict_of,
+)
+from svoo.studies.statistics import Interval
+
+
+def test_a_table_has_medians_and_marks() -> None:
+    results = studying.empty()
+    studying.add_run(results, "quality", "g", "dense", "prompt 0", psnr=None, ssim=None)
+    studying.add_runs(results, "quality", "g", good=(40.0, 3.0), fair=(30.0, 2.0), bad=(20.0, 1.0))
+    entries = read_entries(results, "quality")
+    assert list(groups_of(entries)) == ["g"]
+    table = make_table("title", entries)
+    assert table.columns[:3] == ["", "PSNR, dB ↑", "SSIM ↑"]
+    assert "LPIPS ↓" not in table.columns  # nobody has any
+    rows = {row[0].text: row for row in table.rows}
+    assert rows["good"][1].text.startswith("40.25 (40.") and rows["good"][1].rank == 1
+    assert (rows["fair"][1].rank, rows["bad"][1].rank, rows["dense"][1].rank) == (2, 0, 0)
+    place = list(table.columns).index("speed-up ↑")
+    assert rows["good"][place].text.startswith("3.0") and rows["good"][place].rank == 1
+
+
+def test_times_are_those_of_one_machine() -> None:
+    results = studying.empty()
+    studying.add_runs(results, "quality", "g", one=(30.0, 2.0))
+    studying.add_run(results, "quality", "g", "one", "elsewhere", machine="other", seconds=1e-3)
+    entries = read_entries(results, "quality")
+    assert "elsewhere" in by_prompt(entries, PSNR)["one"]
+    assert "elsewhere" not in by_prompt(entries, SPEED_UP)["one"]
+
+
+def test_of_two_runs_of_a_name_the_later_counts() -> None:
+    results = studying.empty()
+    studying.add_run(results, "quality", "g", "one", "p", psnr=1.0)
+    studying.add_run(results, "quality", "g", "one", "p", psnr=2.0)
+    assert by_prompt(read_entries(results, "quality"), PSNR) == {"one": {"p": 2.0}}
+
+
+def test_equal_videos_are_infinitely_alike_and_dense_has_no_psnr() -> None:
+    results = studying.empty()
+    studying.add_run(results, "quality", "g", "same", "p", psnr=None, ssim=1.0)
+    studying.add_run(results, "quality", "g", "dense", "p", psnr=None, ssim=None)
+    entries = read_entries(results, "quality")
+    assert by_prompt(entries, PSNR) == {"same": {"p": math.inf}}
+    cell = make_table("t", entries).rows[0][1]
+    assert (cell.text, cell.rank) == ("equal", 0)  # one prompt ranks nobody
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (Interval(1, 0.5, 2, 6), "holds"),
+        (Interval(-1, -2, -0.5, 6), "does not hold"),
+        (Interval(1, -0.5, 2, 6), "cannot be told here"),
+        (Interval(1, 0.5, 2, 4), "cannot be told here"),  # too few prompts
+        (None, "cannot be told here"),
+    ],
+)
+def test_verdicts_need_prompts_and_a_difference(found: Interval | None, verdict: str) -> None:
+    assert verdict_of(found) == verdict
+
+
+def test_differences_in_words() -> None:
+    results = studying.empty()
+    studying.add_runs(results, "quality", "g", good=(40.0, 3.0), fair=(30.0, 2.0))
+    found = difference(read_entries(results, "quality"), "good", "fair", PSNR)
+    assert found is not None
+    assert say_difference(found, " dB") == "+10.00 dB (+10.00 to +10.00, 6 prompts)"
+    assert say_interval(Interval(1.5, 1.25, 2.0, 3), "{:.2f}x") == "1.50x (1.25 to 2.00)"
+    assert say_interval(Interval(0.1, 0.05, 0.2, 3), "{:.0%} of loop") == "10% of loop (5 to 20)"

@@ -1,0 +1,136 @@
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import studying
+import torch
+from PIL import Image
+from torch import Tensor
+
+from svoo.methods.base import Call
+from svoo.methods.svg2 import SVG2Config
+from svoo.plugin import trial
+from svoo.plugin.request import Request
+from svoo.studies.base import Skipped
+from svoo.studies.lab import Lab
+from svoo.studies.pipelines import Pipelines
+from svoo.studies.runs import Setting
+from svoo.studies.scale import Scale, VideoSize
+
+pytestmark = pytest.mark.filterwarnings("ignore:the profile was measured with")
+SIZE = VideoSize(9, 32, 48)
+PROMPT = {"prompt": "a blue star moves right over a grassy field"}
+DENSE, SPARSE = Setting("dense", None), Setting("svg2", SVG2Config(dense_steps=0))
+
+
+@pytest.fixture(scope="module")
+def pipelines() -> Pipelines:
+    return Pipelines(Request(prompt="", out=Path("out")))
+
+
+@pytest.fixture
+def lab(pipelines: Pipelines) -> Lab:
+    scale = Scale(SIZE, SIZE, 2, every=1)
+    results = studying.empty()
+    return Lab(pipelines, [PROMPT], scale, results, machine="m", backend="auto")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the runs that are really made."""
+    names: list[str] = []
+    run = trial.run_trial
+
+    def count(pipe: Any, name: str, *others: Any, **named: Any) -> Any:
+        names.append(name)
+        return run(pipe, name, *others, **named)
+
+    monkeypatch.setattr("svoo.studies.lab.run_trial", count)
+    yield names
+
+
+def test_a_run_is_made_once_and_compared_with_dense(lab: Lab, made: list[str]) -> None:
+    key = lab.run(SPARSE, PROMPT, SIZE)
+    assert made == ["dense", "svg2"]
+    assert lab.run(SPARSE, PROMPT, SIZE) == key and len(made) == 2
+    row = lab.results.find("run", key)
+    assert row is not None
+    assert (row["method"], row["tokens"], row["steps"]) == ("svg2", 72, 2)
+    assert 0 < row["density"] <= 1 and row["seconds"] > 0 and row["dense_seconds"] > 0
+    assert row["config"]["dense_steps"] == 0 and row["ssim"] <= 1
+    dense = lab.results.find("run", lab.run(DENSE, PROMPT, SIZE))
+    assert dense is not None and dense["psnr"] is None and dense["ssim"] is None
+    assert made == ["dense", "svg2"]  # the dense video was at hand
+
+
+def test_dense_is_timed_again_after_a_few_runs(lab: Lab, made: list[str]) -> None:
+    for seed in range(6):
+        config = SVG2Config(dense_steps=0, seed=seed)
+        lab.run(Setting(f"s{seed}", config), PROMPT, SIZE)
+    assert made == ["dense", "s0", "s1", "s2", "s3", "dense", "s4", "s5"]
+
+
+def test_keys_tell_runs_apart(lab: Lab) -> None:
+    keys = [
+        lab.run_key(DENSE, PROMPT, SIZE),
+        lab.run_key(SPARSE, PROMPT, SIZE),
+        lab.run_key(replace(SPARSE, profile=None), PROMPT, SIZE),
+        lab.run_key(replace(SPARSE, seed=1), PROMPT, SIZE),
+        lab.run_key(SPARSE, {"prompt": "other"}, SIZE),
+        lab.run_key(SPARSE, PROMPT, VideoSize(13, 32, 48)),
+        lab.run_key(SPARSE, PROMPT, SIZE, "image"),
+    ]
+    assert len(set(keys)) == len(keys)
+    renamed = replace(SPARSE, name="another name")
+    assert lab.run_key(renamed, PROMPT, SIZE) == keys[1]
+
+
+def test_scores_are_taken_where_they_are_asked_for(lab: Lab) -> None:
+    lab.scorer = lambda frames: {"frames": float(len(frames))}
+    row = lab.results.find("run", lab.run(DENSE, PROMPT, SIZE, score=True))
+    assert row is not None and row["scores"] == {"frames": 9.0}
+    row = lab.results.find("run", lab.run(DENSE, PROMPT, SIZE))
+    assert row is not None and row["scores"] == {}
+
+
+def test_every_call_is_shown_once_per_layer_and_step(lab: Lab) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def observe(call: Call, query: Tensor, key: Tensor) -> None:
+        assert query.shape == key.shape == (1, 4, 72, 32)
+        seen.append((call.step, call.layer))
+
+    lab.look(PROMPT, SIZE, observe)
+    assert seen == [(step, layer) for step in range(2) for layer in range(6)]
+
+
+def test_densities_are_those_of_the_tokens(lab: Lab) -> None:
+    found = lab.densities(PROMPT, SIZE)
+    assert torch.tensor(found["by_head"]).shape == (6, 4, 2)
+    assert torch.tensor(found["by_step"]).shape == (2, 6, 2)
+    by_head, by_step = (torch.tensor(found[name]) for name in ("by_head", "by_step"))
+    assert torch.allclose(by_head.mean(dim=1), by_step.mean(dim=0), atol=2e-4)
+    assert bool((by_head[..., 0] < by_head[..., 1]).all())  # more mass needs more keys
+    before = len(lab.results.records)
+    assert lab.densities(PROMPT, SIZE) == found and len(lab.results.records) == before
+
+
+def test_a_model_without_image_input_says_so(lab: Lab) -> None:
+    with pytest.raises(Skipped, match="takes no image"):
+        lab.require_image()
+
+
+def test_image_to_video_begins_with_a_picture_of_another_video(lab: Lab) -> None:
+    lab.pipelines = Pipelines(lab.pipelines.request)
+    assert lab.pipelines.model is not None
+    lab.pipelines.model = replace(lab.pipelines.model, takes_image=True)
+    lab.require_image()
+    call = lab.call(PROMPT, SIZE, "image")
+    assert isinstance(call["image"], Image.Image) and call["image"].size == (48, 32)
+    given = Image.new("RGB", (48, 32), "red")
+    assert lab.call({**PROMPT, "image": given}, SIZE, "image")["image"] is given
+    assert "image" not in lab.call(PROMPT, SIZE)
+    row = lab.results.find("run", lab.run(SPARSE, PROMPT, SIZE, "image"))
+    assert row is not None and row["method"] == "svg2"

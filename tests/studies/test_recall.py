@@ -1,0 +1,47 @@
+import pytest
+import studying
+import torch
+from synthetic import clustered_tokens
+
+from svoo.core.random import seeded
+from svoo.studies.recall import BUDGETS, CO, LONG, SHORT, RecallStudy, at_density, measure
+
+
+def test_curves_rise_and_keep_to_the_budget() -> None:
+    query, key, _ = clustered_tokens(1, 2, 2400, 16, generator=seeded(0))
+    curves = measure(query, key, None, 0)
+    assert list(curves) == [CO, SHORT, LONG]
+    for curve in curves.values():
+        densities, recalls = zip(*curve, strict=True)
+        assert list(recalls) == sorted(recalls)
+        # A row keeps at least one cluster, however large.
+        assert all(
+            found <= budget + 0.15 for found, budget in zip(densities, BUDGETS, strict=True)
+        )
+        assert recalls[-1] > densities[-1]  # better than chance
+
+
+def test_one_token_is_all() -> None:
+    one = torch.ones(1, 1, 1, 4)
+    assert measure(one, one, None, 0)[CO] == [(1.0, 1.0)] * len(BUDGETS)
+
+
+def test_recall_between_points_is_on_a_line() -> None:
+    assert at_density([(0.5, 0.8)], 0.25) == pytest.approx(0.4)
+    assert at_density([(0.5, 0.8)], 0.75) == pytest.approx(0.9)
+    assert at_density([(0.5, 0.8), (0.2, 0.6)], 0.2) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(0.1, "holds"), (-0.1, "does not hold")])
+def test_the_verdict_compares_at_equal_density(gain: float, verdict: str) -> None:
+    results = studying.empty()
+    for number in range(6):
+        other = [(density, 0.5 + 0.01 * number) for density in (0.1, 0.2, 0.4, 0.6)]
+        own = [(density, value + gain) for density, value in other]
+        curves = {CO: own, SHORT: other, LONG: other}
+        place = {"prompt": str(number), "tokens": 9, "step": 1}
+        rows = [{**place, "layer": layer, "curves": curves} for layer in range(2)]
+        results.add("recall", str(number), {"rows": rows})
+    section = RecallStudy().show(results)
+    assert section.claims[0].verdict == verdict and "points" in section.claims[0].figure
+    assert RecallStudy().show(studying.empty()).parts == ()

@@ -1,0 +1,65 @@
+import re
+from pathlib import Path
+
+import pytest
+import studying
+
+from svoo.errors import ConfigError
+from svoo.studies.base import Cell
+from svoo.studies.report import HTML, MARKDOWN, _mark, make_chapters, write_report
+from svoo.studies.results import Results
+
+
+@pytest.fixture
+def results() -> Results:
+    found = studying.empty()
+    facts = {"machine": {"svoo": "1", "torch": "2"}, "commit": "abc", "load": 0.1, "begun": "now"}
+    found.begin_session({**facts, "prompts": ["p <b>"], "scores": ["VBench: not here"]})
+    runs = {"svg2": (30.0, 2.0), "radial": (20.0, 1.0), "pisa": (10.0, 0.5)}
+    studying.add_runs(found, "quality", "text to video", **runs)
+    found.add("skipped", "quality | image to video", {"why": "takes no image"})
+    return found
+
+
+def test_the_page_needs_no_network_and_the_markdown_says_the_same(
+    results: Results, tmp_path: Path
+) -> None:
+    claims = write_report(results, tmp_path)
+    page = (tmp_path / HTML).read_text()
+    assert all(claim.figure in page for claim in claims) and claims
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", page)
+    assert "p &lt;b&gt;" in page and "p <b>" not in page
+    assert "Left out: takes no image" in page and "VBench: not here" in page
+    assert 'class="best">30.25' in page and 'class="second">20.25' in page
+    text = (tmp_path / MARKDOWN).read_text()
+    assert "**30.25" in text and "<u>20.25" in text and "Left out: takes no image" in text
+    for picture in re.findall(r"\]\((\S+\.png)\)", text):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+    table = [line for line in text.splitlines() if line.startswith("| svg2")]
+    header = [line for line in text.splitlines() if "PSNR" in line and line.startswith("|")]
+    assert len(table) == 1 and table[0].count("|") == header[-1].count("|")
+
+
+def test_the_same_results_make_the_same_page(results: Results, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_report(results, tmp_path / name)
+    for name in (HTML, MARKDOWN):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_a_study_with_results_or_reasons_has_a_chapter(results: Results, tmp_path: Path) -> None:
+    (chapter,) = make_chapters(results)
+    assert chapter.study.name == "quality" and chapter.skipped == ["takes no image"]
+    assert [table.title for table in chapter.tables] == ["text to video"]
+    with pytest.raises(ConfigError, match="hold no study yet"):
+        write_report(studying.empty(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_marks_of_markdown() -> None:
+    assert [_mark(Cell("a|b", rank)) for rank in (0, 1, 2)] == [
+        "a\\|b",
+        "**a\\|b**",
+        "<u>a\\|b</u>",
+    ]
+    assert _mark(Cell("", 1)) == ""

@@ -1,0 +1,39 @@
+import pytest
+import studying
+import torch
+
+from svoo.methods.base import Call
+from svoo.studies.reuse import LabelWatch, ReuseStudy
+
+
+def test_the_same_tokens_have_the_same_labels_at_every_step() -> None:
+    tokens = torch.randn(1, 2, 2000, 8, generator=torch.Generator().manual_seed(0))
+    watch = LabelWatch(first=1, seed=0)
+    for step in range(4):
+        for layer in range(2):
+            watch.observe(Call(step, layer), tokens, tokens)
+    row = watch.row("p")
+    assert row.steps == [2, 3]
+    assert [value for line in row.shared for value in line] == pytest.approx([1.0] * 4)
+    assert all(0 < value < 1 for value in row.other_draw)  # another draw gives other labels
+
+
+def test_a_run_of_one_step_has_nothing_to_compare() -> None:
+    watch = LabelWatch(first=0, seed=0)
+    watch.observe(Call(0, 0), torch.ones(1, 1, 5, 4), torch.ones(1, 1, 5, 4))
+    assert watch.row("p").steps == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "verdict"), [(0.1, "holds"), (2.0, "does not hold"), (0.5, "cannot be told here")]
+)
+def test_half_a_decibel_is_the_limit(loss: float, verdict: str) -> None:
+    results = studying.empty()
+    runs = {"every_1": (30.0, 2.0), "every_20": (30.0 - loss, 2.2), "every_4": (29.0, 2.1)}
+    studying.add_runs(results, "reuse", "intervals", **runs)
+    labels = {"prompt": "p", "steps": [1, 2], "shared": [[0.9, 0.8]], "other_draw": [0.9]}
+    results.add("reuse", "labels", labels)
+    section = ReuseStudy().show(results)
+    assert section.claims[0].verdict == verdict and "20 steps" in section.claims[0].text
+    assert len(section.parts) == 3
+    assert ReuseStudy().show(studying.empty()).claims == []

@@ -1,0 +1,45 @@
+import math
+
+import pytest
+import studying
+import torch
+
+from svoo.core.density import logit_variance
+from svoo.core.random import seeded
+from svoo.studies.theorem import DELTA, TheoremRow, TheoremStudy, bound, deviations, slope
+
+
+def test_independent_tokens_deviate_by_one_over_the_square_root() -> None:
+    query, key = (
+        torch.randn(1, 4, 8192, 16, generator=torch.Generator().manual_seed(s)) for s in (0, 1)
+    )
+    variance, tokens, found, bounds = deviations(query, key, None, seeded(0))
+    assert variance == pytest.approx(logit_variance(query, key)[0].tolist(), rel=1e-6)
+    assert tokens[0] == 16 and tokens[-1] == 2048
+    row = TheoremRow("p", 0, variance, tokens, found, bounds)
+    assert slope(row) == pytest.approx(-0.5, abs=0.2)
+    assert all(off < limit for off, limit in zip(found, bounds, strict=True))
+
+
+def test_the_bound_is_the_formula() -> None:
+    query, key = torch.ones(1, 1, 3, 4), 2 * torch.ones(1, 1, 3, 4)
+    log = math.log(4 / DELTA) / 100
+    expected = 4 * 0.25 * (4 * 16) * (math.sqrt(log) + log)  # D scale^2 |q|^2 |k|^2
+    assert bound(query, key, None, 100) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("power", "limit", "verdict"),
+    [(-0.5, 10.0, "holds"), (0.0, 10.0, "does not hold"), (-0.5, 1e-3, "does not hold")],
+)
+def test_the_verdict_needs_the_rate_and_the_bound(
+    power: float, limit: float, verdict: str
+) -> None:
+    results = studying.empty()
+    tokens = [32, 64, 128, 256]
+    for number in range(6):
+        off = [float(n) ** power for n in tokens]
+        row = TheoremRow(str(number), 0, [1.0, 2.0 + 0.1 * number], tokens, off, [limit] * 4)
+        results.add("theorem", str(number), {"rows": [vars(row)]})
+    assert TheoremStudy().show(results).claims[0].verdict == verdict
+    assert TheoremStudy().show(studying.empty()).parts == ()

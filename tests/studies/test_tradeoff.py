@@ -1,0 +1,41 @@
+import pytest
+import studying
+
+from svoo.methods import available_methods, find_method
+from svoo.methods.base import MethodConfig
+from svoo.methods.svoo.config import SVOOConfig
+from svoo.studies.comparisons import read_entries
+from svoo.studies.settings import OURS, PAPER
+from svoo.studies.tradeoff import SWEEPS, TradeoffStudy, _thin, curves, knob_of
+
+
+@pytest.mark.parametrize("name", list(SWEEPS))
+def test_every_sweep_is_a_setting_of_its_method(name: str) -> None:
+    own: dict[str, MethodConfig] = {OURS: SVOOConfig.balanced(), PAPER: SVOOConfig.paper("mini")}
+    config = own.get(name) or find_method(name, "mini")
+    field = knob_of(name)
+    for value in SWEEPS[name]:
+        changed = type(config)(**{**vars(config), field: value})
+        assert getattr(changed, field) == value
+
+
+def test_every_method_with_a_knob_is_swept() -> None:
+    names = {row.name for row in available_methods() if row.knob is not None}
+    assert {"svoo" if name == OURS else name for name in SWEEPS if name != PAPER} == names
+
+
+def test_a_sweep_can_be_thinned_to_its_ends() -> None:
+    assert _thin((1, 2, 3, 4), 2) == [1, 4]
+    assert _thin((1, 2, 3, 4), 9) == [1, 2, 3, 4]
+
+
+def test_settings_of_a_method_are_one_curve() -> None:
+    results = studying.empty()
+    names = [f"{PAPER}, mass 0.97", f"{PAPER}, mass 0.6", "svg2, mass 0.9"]
+    for name, figures in zip(names, ((35.0, 1.2), (28.0, 2.0), (30.0, 1.5)), strict=True):
+        studying.add_runs(results, "tradeoff", "sweeps", **{name: figures})
+    found = curves(read_entries(results, "tradeoff"))
+    assert set(found) == {PAPER, "svg2"} and len(found[PAPER]) == 2
+    section = TradeoffStudy().show(results)
+    assert section.claims[0].verdict == "holds" and "7.0 dB" in section.claims[0].figure
+    assert TradeoffStudy().show(studying.empty()).parts == ()

@@ -1,0 +1,1 @@
+"""The node pack in a real ComfyUI: `python -m tools.comfyui.check`."""
