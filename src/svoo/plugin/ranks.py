@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 from svoo.errors import ConfigError
+
+Value = TypeVar("Value")
 
 _PATIENCE = timedelta(minutes=10)  # one rank may load or decode while the others wait
 
@@ -65,6 +68,17 @@ class Ranks:
             yield
         finally:
             distributed.destroy_process_group()
+
+    def share(self, value: Value) -> Value:
+        """Return the first process's value in all of them; they have `joined`."""
+        if self.count == 1:
+            return value
+        import torch
+        from torch import distributed
+
+        box = [value]
+        distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
 
 
 def find_ranks() -> Ranks:

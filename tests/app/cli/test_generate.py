@@ -92,7 +92,8 @@ def test_ray_with_and_without_an_address(
 
 
 def test_options_of_many_videos_need_a_file_of_prompts(tmp_path: Path) -> None:
-    for option in (["--ray"], ["--workers", "2"], ["--samples", "2"], ["--vbench"]):
+    one_more = ["--retries", "1"]
+    for option in (["--ray"], ["--workers", "2"], ["--samples", "2"], ["--vbench"], one_more):
         refused = generate("--prompt", PROMPT, *option, "--out", str(tmp_path / "v.mp4"))
         assert "go with --prompts FILE" in str(refused.exception)
     assert list(tmp_path.iterdir()) == []

@@ -24,8 +24,12 @@ from svoo.errors import ConfigError
 from svoo.plugin.ranks import find_ranks
 
 if TYPE_CHECKING:
-    from svoo.fleet.jobs import Outcome
+    from collections.abc import Iterator
+
+    from svoo.fleet.cluster import Cluster
+    from svoo.fleet.jobs import OnProgress, Outcome
     from svoo.fleet.videos import Video
+    from svoo.plugin.ranks import Ranks
     from svoo.plugin.request import Request
 
 _VIDEO, _FOLDER = Path("out/video.mp4"), Path("out/videos")
@@ -69,8 +73,9 @@ def run(
     ray: Ray = None,
     workers: Workers = None,
     retries: Annotated[
-        int, typer.Option(min=0, help="Further tries of a prompt of --prompts that crashed.")
-    ] = 2,
+        int | None,
+        typer.Option(min=0, help="Further tries of a prompt of --prompts that crashed [2]."),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     video: VideoOptions,
@@ -89,6 +94,8 @@ def run(
 
     [bold]torchrun --nproc-per-node 8 -m svoo generate --model wan2.1-t2v-14b --prompt "a cat"[/]
 
+    [bold]torchrun --nproc-per-node 8 -m svoo generate --model wan2.1-t2v-14b --prompts p.txt[/]
+
     [bold]svoo generate --prompts vbench.txt --samples 5 --vbench --ray --out out/vbench[/]
     """
     settings = {
@@ -100,26 +107,28 @@ def run(
         "profile": profile,
         "fps": fps,
     }
-    speaks = find_ranks().first  # of the processes that torchrun started
-    output = Output(json=as_json and speaks, quiet=quiet or not speaks)
+    ranks = find_ranks()  # of the processes that torchrun started
+    output = Output(json=as_json and ranks.first, quiet=quiet or not ranks.first)
     if (prompt is None) == (prompts is None):
         raise ConfigError("give --prompt TEXT or --prompts FILE, one of them")
+    from svoo.plugin.request import Request
+
     if prompts is not None:
-        if find_ranks().count > 1:
-            raise ConfigError(
-                "the processes of torchrun share one video: give --prompt; many prompts go over "
-                "GPUs with --ray"
-            )
         from svoo.fleet.videos import list_videos
 
         folder = out or _FOLDER
-        videos = list_videos(prompts, folder, settings, samples=samples, vbench=vbench)
-        _Batch(output, ray=ray, workers=workers, retries=retries).run(videos)
+        first = Request(prompt="", out=folder, **settings)
+        batch = _Batch(output, ranks, first, ray=ray, workers=workers, retries=retries)
+        videos: list[Video] = []
+        if ranks.first:  # it decides what is made, and tells the others
+            videos = list_videos(prompts, folder, settings, samples=samples, vbench=vbench)
+        batch.run(videos)
         return
-    if ray is not None or workers is not None or vbench or samples != 1:
-        raise ConfigError("--ray, --workers, --samples and --vbench go with --prompts FILE")
-    from svoo.plugin.request import Request
-
+    given = ray is not None or workers is not None or retries is not None
+    if given or vbench or samples != 1:
+        raise ConfigError(
+            "--ray, --workers, --retries, --samples and --vbench go with --prompts FILE"
+        )
     _generate_one(output, Request(prompt=prompt or "", out=out or _VIDEO, **settings))
 
 
@@ -154,9 +163,20 @@ class _Batch:
     """Many videos: those that are there are told, the others made, the failed ones listed."""
 
     output: Output
+    ranks: Ranks
+    first: Request  # what all have in common
     ray: str | None
     workers: int | None
-    retries: int
+    retries: int | None
+
+    def __post_init__(self) -> None:
+        """Refuse options that processes of torchrun have no use for."""
+        given = (self.ray, self.workers, self.retries)
+        if self.ranks.count > 1 and any(value is not None for value in given):
+            raise ConfigError(
+                "torchrun's processes share every video: leave --ray and --workers out, and in "
+                "place of --retries give torchrun --max-restarts; what is done is skipped"
+            )
 
     def run(self, videos: list[Video]) -> None:
         """Make what is missing; end with code 1 if some could not be made."""
@@ -190,16 +210,15 @@ class _Batch:
 
     def _make(self, wanted: list[Request]) -> list[Outcome[Request, dict[str, Any]]]:
         from svoo.fleet.cluster import open_cluster
-        from svoo.fleet.videos import make_videos
 
-        if not wanted:
+        if not wanted and self.ranks.count == 1:
             return []
-        device = wanted[0].device
+        device = self.first.device
         found: list[Outcome[Request, dict[str, Any]]] = []
         with self.output.progress() as bar:
             task = bar.add_task("loading", total=None)
             with open_cluster(self.ray, workers=self.workers, use_gpus=device != "cpu") as cluster:
-                if cluster is None and runs_on_cpu(device):
+                if wanted and cluster is None and runs_on_cpu(device):
                     self.output.prepare_kernels(bar, task)
 
                 def on_progress(done: float) -> None:
@@ -207,13 +226,24 @@ class _Batch:
                     bar.update(task, description=text, completed=done, total=len(wanted))
 
                 start = time.monotonic()
-                for outcome in make_videos(
-                    wanted, cluster, retries=self.retries, on_progress=on_progress
-                ):
+                for outcome in self._outcomes(wanted, cluster, on_progress):
                     found.append(outcome)
                     left = (time.monotonic() - start) / len(found) * (len(wanted) - len(found))
                     self._tell(outcome, f"{len(found)} of {len(wanted)}", left)
         return found
+
+    def _outcomes(
+        self, wanted: list[Request], cluster: Cluster | None, on_progress: OnProgress
+    ) -> Iterator[Outcome[Request, dict[str, Any]]]:
+        """Yield the videos as they are made: by this process, a cluster, or torchrun's."""
+        from svoo.fleet.jobs import RETRIES
+        from svoo.fleet.together import make_together
+        from svoo.fleet.videos import make_videos
+
+        if self.ranks.count > 1:
+            return make_together(self.first, wanted, self.ranks, on_progress=on_progress)
+        retries = RETRIES if self.retries is None else self.retries
+        return make_videos(wanted, cluster, retries=retries, on_progress=on_progress)
 
     def _tell(
         self, outcome: Outcome[Request, dict[str, Any]], number: str, seconds_left: float
