@@ -1,3 +1,4 @@
+import inspect
 import os
 import signal
 import socket
@@ -36,6 +37,19 @@ def test_the_same_outcomes_as_in_this_process(cluster: Cluster) -> None:
     found = by_index(run_jobs(jobs, make_worker, cluster=cluster, on_progress=seen.append))
     assert found == list(run_jobs(jobs, make_worker))
     assert seen[-1] == len(jobs)
+
+
+def test_ray_prints_nothing_of_a_dead_worker_to_the_output(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import ray
+
+    assert cluster.workers == 2
+    news = {"lines": ["A worker died"], "pid": "raylet", "is_err": False, "ip": "", "job": None}
+    ray._private.worker.print_to_stdstream(news, ignore_prefix=False)
+    assert capsys.readouterr().out == ""  # what the thread calls that listens for such news
+    source = inspect.getsource(ray._private.worker.listen_error_messages)
+    assert "print_to_stdstream(" in source
 
 
 def test_a_worker_that_is_killed_is_replaced_and_its_job_done(

@@ -45,9 +45,25 @@ def open_cluster(
         return
     ray = _connect(address)
     try:
-        yield _share(ray, workers, use_gpus=use_gpus)
+        with _quiet(ray):
+            yield _share(ray, workers, use_gpus=use_gpus)
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _quiet(ray: Any) -> Iterator[None]:  # noqa: ANN401 (a module)
+    """Keep what Ray prints of dead workers out of the output, where results go as JSON: such a
+    death is told as the error of its job. `log_to_driver` does not reach it."""
+    inner = ray._private.worker
+    prints = getattr(inner, "print_to_stdstream", None)
+    if prints is not None:
+        inner.print_to_stdstream = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        if prints is not None:
+            inner.print_to_stdstream = prints
 
 
 def _connect(address: str) -> Any:  # noqa: ANN401 (the module ray, which carries few types)
