@@ -79,6 +79,7 @@ figures: setup ## Make every figure of README and docs again: about ten hours on
 	@$(RUN) benchmarks/intercept.py --out docs/benchmarks
 	@$(RUN) benchmarks/profiling.py --out docs/benchmarks
 	@$(RUN) benchmarks/mini_prompts.py --out docs/benchmarks
+	@$(RUN) benchmarks/estimate.py --out docs/benchmarks
 
 clean: ## Remove the environment and everything generated
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis

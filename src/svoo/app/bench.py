@@ -64,7 +64,7 @@ def measure(
     config = SVOOConfig.paper().always_sparse()
     config = replace(config, mass=budget)
     for count in tokens or TOKENS["cuda" if fast else "cpu"]:
-        yield _measure(_tokens(count, heads, size, dtype, device), config)
+        yield _measure(clustered_tokens(count, heads, size, dtype, device), config)
 
 
 def _measure(tokens: tuple[Tensor, Tensor, Tensor], config: SVOOConfig) -> Row:
@@ -91,7 +91,7 @@ def _measure(tokens: tuple[Tensor, Tensor, Tensor], config: SVOOConfig) -> Row:
     )
 
 
-def _tokens(
+def clustered_tokens(
     count: int, heads: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return query, key and value `[1, heads, count, size]` that gather around places."""

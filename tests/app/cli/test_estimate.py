@@ -28,7 +28,9 @@ def test_the_example_of_the_help() -> None:
 
 
 def test_all_models_as_a_table() -> None:
-    assert "| hunyuanvideo-i2v | ours |" in invoke("--all").stdout
+    shown = invoke("--all").stdout
+    assert "| hunyuanvideo-i2v | ours |" in shown and "the paper's -> modelled" in shown
+    assert "the paper's -> modelled" not in invoke("--all", "--gpu", "h100").stdout
     assert len(json.loads(invoke("--all", "--json").stdout)) == 54
 
 

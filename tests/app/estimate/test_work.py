@@ -8,6 +8,7 @@ from svoo.catalogue import find_model
 from svoo.errors import ConfigError
 from svoo.methods import available_methods, find_method
 from svoo.methods.svoo.config import SVOOConfig
+from svoo.profiles.find import find_profile
 
 MODEL = find_model("wan2.1-t2v-14b")
 GRID = (21, 45, 80)
@@ -46,10 +47,32 @@ def test_the_far_field_keeps_what_was_measured_and_looks_from_its_query_means() 
     assert narrow.density > ours.density > wide.density > 0
     between = count_work(SVOOConfig(tolerance=0.0012), MODEL, GRID, 50)
     assert ours.density < between.density < narrow.density
-    small = count_work(SVOOConfig(), MODEL, (6, 16, 16), 50)  # as many keys, a larger share
-    assert small.density == pytest.approx(ours.density * 7488 / 1536)
     assert ours.dense_calls(50, 40) == 0
     assert ours.selection > 256 / 75_600
+
+
+def test_on_other_models_the_far_fields_density_is_a_guess_and_says_so() -> None:
+    mini = find_model("mini")
+    there = count_work(SVOOConfig(), mini, (13, 18, 32), 20)
+    assert not there.guessed and there.otherwise == ()
+    assert there.density == pytest.approx(0.046)
+    ours = count_work(SVOOConfig(), MODEL, GRID, 50)
+    assert ours.guessed and ours.source.startswith("not measured on this model")
+    profile = find_profile(mini, mini.layers, mini.heads)
+    densities = mean_densities(MODEL)
+    assert profile is not None and densities is not None
+    required = sum(densities.mean) / 40
+    at_most = float(profile.at_mass(0.95).mean())
+    assert ours.density == pytest.approx(there.density * required / at_most)
+    (_, keys), (_, paper) = ours.otherwise
+    assert keys == pytest.approx(there.density * 7488 / 75_600)
+    assert paper == pytest.approx(required)
+    assert keys < ours.density < paper
+    by_mass = count_work(SVOOConfig(mass=0.7), MODEL, GRID, 50)
+    assert by_mass.guessed and by_mass.otherwise == ()
+    for known in ("paper", "svg1", "sta"):
+        assert not count_work(find_method(known, MODEL.name), MODEL, GRID, 50).guessed
+    assert not count_work(SVOOConfig(), MODEL, GRID, 50, density=0.1).guessed
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from svoo.errors import ConfigError
 if TYPE_CHECKING:
     from svoo.app.estimate.roofline import Rates
     from svoo.catalogue import Model
+    from svoo.methods.base import MethodConfig
 
 
 def run(
@@ -34,7 +35,7 @@ def run(
     ] = None,
     calibrate: Annotated[
         bool,
-        typer.Option("--calibrate", help="Time two small calls here, and use these rates."),
+        typer.Option("--calibrate", help="Time small calls here, and use these rates."),
     ] = False,
     every: Annotated[
         bool, typer.Option("--all", help="The paper's seven models on 1 to 8 GPUs, as Markdown.")
@@ -55,8 +56,9 @@ def run(
 
     [bold]svoo estimate --model mini --calibrate[/]
     """
+    from svoo.app.estimate.data import latency_card
     from svoo.app.estimate.estimate import Video, check_gpus, estimate
-    from svoo.app.estimate.tables import all_models, lines, markdown
+    from svoo.app.estimate.tables import against_paper, all_models, lines, markdown
     from svoo.methods import find_method
 
     output = Output(json=as_json)
@@ -65,8 +67,10 @@ def run(
         raise ConfigError("--calibrate times this machine: leave --gpu out")
     check_gpus(known, gpus)
     if every:
-        rates = _rates(output, known, gpu, calibrate=calibrate)
+        rates = _rates(output, known, gpu, find_method("dense"), calibrate=calibrate)
         output.say(markdown(rates))
+        if not calibrate and gpu in (None, latency_card()):
+            output.say("", against_paper(rates))
         output.data([row.as_dict() for row in all_models(rates)])
         return
     video = Video(
@@ -79,7 +83,7 @@ def run(
     config = find_method(method, known.name)
     found = estimate(
         video,
-        _rates(output, known, gpu, calibrate=calibrate),
+        _rates(output, known, gpu, config, calibrate=calibrate),
         config,
         gpus=gpus,
         density=density,
@@ -96,7 +100,9 @@ def _on_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _rates(output: Output, model: Model, gpu: str | None, *, calibrate: bool) -> Rates:
+def _rates(
+    output: Output, model: Model, gpu: str | None, config: MethodConfig, *, calibrate: bool
+) -> Rates:
     from svoo.app.estimate.data import find_card
     from svoo.app.estimate.roofline import card_rates
 
@@ -107,5 +113,7 @@ def _rates(output: Output, model: Model, gpu: str | None, *, calibrate: bool) ->
     from svoo.app.estimate.calibrate import measure_rates
 
     with output.progress() as bar:
-        bar.add_task("timing two small calls", total=None)
-        return measure_rates(model, torch.device("cuda" if _on_gpu() else "cpu"))
+        task = bar.add_task("timing small calls", total=None)
+        if not _on_gpu():
+            output.prepare_kernels(bar, task)
+        return measure_rates(model, torch.device("cuda" if _on_gpu() else "cpu"), config)

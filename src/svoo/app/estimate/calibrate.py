@@ -3,64 +3,183 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
-from svoo.app.bench import milliseconds
+from svoo.app.bench import clustered_tokens, milliseconds
 from svoo.app.estimate.data import find_architecture
-from svoo.app.estimate.roofline import Rates
+from svoo.app.estimate.layer import Layer
+from svoo.app.estimate.roofline import Rates, Sparse, count_forward
+from svoo.app.estimate.work import count_work
 from svoo.catalogue import Model
+from svoo.core.layout import VideoLayout
 from svoo.core.random import seeded
+from svoo.methods.base import MethodConfig
+from svoo.methods.dense import DenseConfig
+from svoo.methods.svoo.config import SVOOConfig
 from svoo.plugin.memory import total_bytes
+from svoo.session.session import Session
 
-_TOKENS = {"cuda": 16_384, "cpu": 3_072}
-_NORM = 2 * 3  # reads and writes of the call that is timed for bandwidth
+_GRIDS = {"cuda": ((8, 32, 32), (16, 32, 32)), "cpu": ((8, 12, 16), (12, 18, 20))}
+_HEADS = 4  # that sparse and dense attention are timed with: the rate is the same for more
+_FEW = 64  # tokens of a layer that takes no longer than its calls do
+_LAYER = {"cuda": 2e13, "cpu": 4e10}  # FLOP of the layer that is timed, at most
+_RUNS = 3
 _NO_LINK = 32e9  # bytes/s between GPUs of one machine where nothing is known: PCIe 4
 
 
-def measure_rates(model: Model, device: torch.device, link: float | None = None) -> Rates:
-    """Return the rates of a device for a model's sizes: one attention call, one product of its
-    feed-forward layer, and a norm with modulation for what memory gives."""
+def measure_rates(
+    model: Model, device: torch.device, config: MethodConfig, link: float | None = None
+) -> Rates:
+    """Return the rates of a device for a model's sizes and a method: an attention call, a layer
+    without its attention and sparse calls are timed, the latter two at two sizes."""
     fast = device.type == "cuda"
-    dtype = torch.bfloat16 if fast else torch.float32
-    tokens, hidden = _TOKENS["cuda" if fast else "cpu"], model.heads * model.head_dim
-    wide = find_architecture(model).feed_forward
-    generator = seeded()
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(device, dtype)
-
-    query = draw(1, model.heads, tokens, model.head_dim)
-    states, weight, scale = draw(1, tokens, hidden), draw(wide, hidden), draw(1, 1, hidden)
-    with torch.inference_mode():
-        attention = milliseconds(lambda: scaled_dot_product_attention(query, query, query), device)
-        product = milliseconds(lambda: linear(states, weight), device)
-        norm = milliseconds(lambda: layer_norm(states, (hidden,)) * (1 + scale) + scale, device)
+    kind, dtype = ("cuda", torch.bfloat16) if fast else ("cpu", torch.float32)
     name = torch.cuda.get_device_name(device) if fast else platform.processor() or "this processor"
-    return rates_of(
-        seconds=(attention / 1e3, product / 1e3, norm / 1e3),
-        work=(
-            4.0 * tokens**2 * hidden,
-            2.0 * tokens * hidden * wide,
-            float(_NORM * states.nbytes),
-        ),
+    small, large = _GRIDS[kind]
+    with torch.inference_mode():
+        attention = _time_attention(model, device, dtype, _count(large))
+        layer = _time_layer(model, device, dtype, _count(large), _LAYER[kind])
+        sparse = None
+        if not isinstance(config, DenseConfig):
+            points = [_time_sparse(model, device, dtype, config, grid) for grid in (small, large)]
+            sparse = None if None in points else _fit_sparse(points)  # type: ignore[arg-type]
+    return Rates(
+        attention,
+        layer.rate,
+        bandwidth=1.0,  # nothing is left that would be counted by it
         link=link or _NO_LINK,
         memory=float(total_bytes(device) or 0),
         title=name,
+        source="calibrated here: small calls, timed",
+        passes=0,
+        reorder=0,
+        layer_seconds=layer.fixed,
+        sparse=sparse,
     )
 
 
-def rates_of(
-    seconds: tuple[float, float, float],
-    work: tuple[float, float, float],
-    *,
-    link: float,
-    memory: float,
-    title: str,
-) -> Rates:
-    """Return rates from the seconds that so much work took: attention, product, memory."""
-    attention, product, moved = (done / took for done, took in zip(work, seconds, strict=True))
-    source = "calibrated here: two small calls"
-    return Rates(attention, product, moved, link, memory, title, source)
+@dataclass(frozen=True)
+class Line:
+    """Seconds of a call: some however small it is, and its work over a rate."""
+
+    fixed: float
+    rate: float
+
+    @classmethod
+    def through(cls, small: tuple[float, float], large: tuple[float, float]) -> Line:
+        """Return the line through two pairs of work and seconds; one without a beginning where the
+        larger call was no slower, or the small one slower than its work explains."""
+        rise = (large[1] - small[1]) / (large[0] - small[0]) if large[0] > small[0] else 0.0
+        if rise <= 0:
+            return cls(0.0, large[0] / large[1])
+        fixed = large[1] - rise * large[0]
+        return cls(fixed, 1 / rise) if fixed > 0 else cls(0.0, large[0] / large[1])
+
+
+def _time_attention(model: Model, device: torch.device, dtype: torch.dtype, tokens: int) -> float:
+    """Return the FLOP/s of dense attention to tokens in a pipeline's order."""
+    heads = min(_HEADS, model.heads)
+    shape = (1, tokens, heads, model.head_dim)
+    query = torch.randn(*shape, generator=seeded()).to(device, dtype).transpose(1, 2)
+    seconds = _seconds(lambda: scaled_dot_product_attention(query, query, query), device)
+    return 4.0 * tokens**2 * heads * model.head_dim / seconds
+
+
+def _time_layer(
+    model: Model, device: torch.device, dtype: torch.dtype, tokens: int, most: float
+) -> Line:
+    """Return what a layer takes without its attention, from a few tokens and so many; fewer where
+    that would be more than so many FLOP."""
+    layer = Layer(model, find_architecture(model), device, dtype)
+
+    def point(tokens: int) -> tuple[float, float]:
+        states = layer.draw(tokens)
+        forward = count_forward(model, tokens)
+        return forward.linear / forward.layers, _seconds(lambda: layer(states), device)
+
+    each = count_forward(model, tokens).linear / model.layers / tokens
+    return Line.through(point(_FEW), point(max(4 * _FEW, min(tokens, int(most / each)))))
+
+
+@dataclass(frozen=True)
+class _Point:
+    """Work (FLOP) and seconds of the parts of a sparse call."""
+
+    attention: tuple[float, float]
+    clustering: tuple[float, float]
+    selection: tuple[float, float]
+
+
+def _time_sparse(
+    model: Model,
+    device: torch.device,
+    dtype: torch.dtype,
+    config: MethodConfig,
+    grid: tuple[int, int, int],
+) -> _Point | None:
+    """Return what a sparse call of so many tokens takes; None where the method stays dense."""
+    config = config.always_sparse()
+    if isinstance(config, SVOOConfig):  # the tokens are not a video: keep it sparse all the same
+        config = replace(config, densest=1.0, worst_error=1e6)
+    heads, tokens = min(_HEADS, model.heads), _count(grid)
+    sides = clustered_tokens(tokens, heads, model.head_dim, dtype, device)
+    best: dict[str, float] = {}
+    density: float | None = None
+    for _ in range(_RUNS + 1):
+        session = Session(config, steps=1, layers=1, heads=heads)
+        session.attend(*sides, step=0, layer=0, layout=VideoLayout(*grid))
+        stats = session.stats()
+        if stats.density is None:
+            return None
+        density = stats.density
+        best = {
+            phase: min(seconds, best.get(phase, seconds))
+            for phase, seconds in stats.seconds.items()
+        }
+    assert density is not None
+    work = count_work(config, model, grid, 1, min(1.0, max(density, 1e-6)))
+    dense = 4.0 * tokens**2 * heads * model.head_dim
+    iterations = getattr(config, "iterations", 0) if work.iterations else 0
+    each = work.clustering / work.iterations if iterations else 0.0
+    return _Point(
+        (dense * (density + work.terms), best["attention"]),
+        (dense * each, best["clustering"] / iterations if iterations else 0.0),
+        (dense * work.selection, best["selection"]),
+    )
+
+
+def _fit_sparse(points: list[_Point]) -> Sparse:
+    """Return what sparse calls cost, from those of two sizes."""
+    small, large = points
+    attention = Line.through(small.attention, large.attention)
+    selection = _line_or_free(small.selection, large.selection)
+    clustering = _line_or_free(small.clustering, large.clustering)
+    return Sparse(
+        attention.rate,
+        clustering.rate,
+        selection.rate,
+        call_seconds=attention.fixed,
+        clustering_seconds=clustering.fixed,
+        selection_seconds=selection.fixed,
+    )
+
+
+def _line_or_free(small: tuple[float, float], large: tuple[float, float]) -> Line:
+    """Return the line through two points, or what costs nothing."""
+    if not large[1]:
+        return Line(0.0, float("inf"))
+    return Line.through(small, large) if large[0] else Line(large[1], float("inf"))
+
+
+def _seconds(call: Callable[[], Tensor], device: torch.device) -> float:
+    return milliseconds(call, device, _RUNS) / 1e3
+
+
+def _count(grid: tuple[int, int, int]) -> int:
+    frames, rows, columns = grid
+    return frames * rows * columns

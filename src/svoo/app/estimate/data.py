@@ -4,10 +4,13 @@ each file with its source."""
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
+
+import numpy as np
 
 from svoo.catalogue import Model
 from svoo.errors import ConfigError
@@ -16,7 +19,7 @@ from svoo.errors import ConfigError
 @dataclass(frozen=True)
 class Card:
     """A GPU: peak in FLOP/s of dense bfloat16, bandwidth of its memory and of the link to others
-    (one direction) in bytes/s, memory in bytes."""
+    (one direction) in bytes/s, memory in bytes, and where these are from."""
 
     name: str
     title: str
@@ -24,18 +27,22 @@ class Card:
     bandwidth: float
     memory: float
     link: float
+    source: str
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the catalogue does not say of a model: `beside` are the parameters of its encoders and
-    autoencoder, `forwards` the runs of the transformer per step."""
+    """What the catalogue does not say of a model: `parameters` are those of all its transformers,
+    `beside` those of its encoders and autoencoder, `forwards` the runs of the transformer per
+    step."""
 
     feed_forward: int
     text_tokens: int
     joint_text: bool
     forwards: int
+    parameters: float
     beside: float
+    source: str
 
 
 @cache
@@ -79,21 +86,47 @@ def mean_densities(model: Model) -> Densities | None:
 
 @dataclass(frozen=True)
 class FarFieldDensities:
-    """The share of pairs that the far field keeps of so many tokens, by tolerance."""
+    """The share of pairs that the far field keeps on the embedded model: `by_tokens` has, for a
+    number of tokens, the share by tolerance."""
 
-    tokens: int
-    density: dict[float, float]
+    by_tokens: dict[int, dict[float, float]]
     source: str
+
+    def at(self, tolerance: float, tokens: float) -> float:
+        """Return the share at a tolerance and a size: between those measured on straight lines
+        through logarithms, beyond them as many keys per query."""
+        sizes = sorted(self.by_tokens)
+        shares = [_on_line(tolerance, self.by_tokens[size]) for size in sizes]
+        inside = min(max(tokens, sizes[0]), sizes[-1])
+        share = math.exp(np.interp(math.log(inside), np.log(sizes), np.log(shares)))
+        return min(1.0, share * inside / tokens)
+
+
+def _on_line(tolerance: float, measured: dict[float, float]) -> float:
+    """Return the share at a tolerance, of the nearest measured one beyond them."""
+    tolerances = sorted(measured)
+    shares = [measured[each] for each in tolerances]
+    near = min(max(tolerance, tolerances[0]), tolerances[-1])
+    return math.exp(np.interp(math.log(near), np.log(tolerances), np.log(shares)))
 
 
 def far_field_densities() -> FarFieldDensities:
     """Return what was measured on the embedded model."""
     found = read("densities")["far_field"]
-    density = {float(tolerance): kept for tolerance, kept in found["density"].items()}
-    return FarFieldDensities(found["tokens"], density, found["source"])
+    by_tokens = {
+        int(tokens): {float(tolerance): share for tolerance, share in shares.items()}
+        for tokens, shares in found["by_tokens"].items()
+    }
+    return FarFieldDensities(by_tokens, found["source"])
 
 
 def latencies() -> dict[str, dict[str, float]]:
     """Return the paper's seconds, dense and svoo, of each of its seven models."""
     found: dict[str, dict[str, float]] = read("latencies")["seconds"]
+    return found
+
+
+def latency_card() -> str:
+    """Return the name of the card that the paper's seconds are of."""
+    found: str = read("latencies")["card"]
     return found

@@ -8,12 +8,9 @@ from typing import Any
 
 from svoo.app.estimate.data import find_architecture
 from svoo.app.estimate.roofline import (
-    PASSES,
-    REORDER,
     Forward,
     Rates,
     count_forward,
-    count_parameters,
 )
 from svoo.app.estimate.work import Work, count_work
 from svoo.catalogue import Model
@@ -22,6 +19,8 @@ from svoo.methods.base import MethodConfig
 from svoo.methods.dense import DenseConfig
 
 _LIVE = 6  # hidden states that are there at once: the stream, q, k, v, the output, a float32 copy
+_AROUND = 2  # small layers' worth of embedding, head and sampler, however few tokens there are
+PARTS = ("dense_calls", "kept_pairs", "terms", "clustering", "selection", "rest", "exchange")
 _PIXEL = 3 * 4  # bytes of a decoded pixel in float32
 
 
@@ -50,12 +49,23 @@ class Video:
 
 
 @dataclass(frozen=True)
+class Otherwise:
+    """What a sparse loop would take if it kept another share, and why it might."""
+
+    keeps: str
+    density: float
+    sparse_seconds: float
+    speed_up: float
+
+
+@dataclass(frozen=True)
 class Estimate:
     """Seconds of the denoising loop, dense and sparse, and bytes of each GPU.
 
     `parts` are those of the sparse loop: `dense_calls` is attention in the warm-up, `rest` all
     that is no self-attention, `exchange` what Ulysses sends. `bound` is the speed-up if the sparse
-    calls cost nothing, `bound_without_warm_up` if all attention did.
+    calls cost nothing, `bound_without_warm_up` if all attention did. `density_guessed`: it was
+    not measured on this model, and `otherwise` has what other densities would give.
     """
 
     model: str
@@ -67,6 +77,7 @@ class Estimate:
     gpus: int
     density: float
     density_from: str
+    density_guessed: bool
     dense_seconds: float
     sparse_seconds: float
     speed_up: float
@@ -77,6 +88,7 @@ class Estimate:
     exchanged_bytes: float
     parts: dict[str, float]
     dense_parts: dict[str, float]
+    otherwise: list[Otherwise]
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain data, marked as what it is."""
@@ -100,25 +112,25 @@ def estimate(
     forward = count_forward(model, video.tokens, itemsize)
     runs = video.steps * find_architecture(model).forwards
     work = count_work(config, model, video.grid, video.steps, density)
-    attention = forward.attention * forward.layers * runs / rates.attention / gpus
-    rest = _rest(forward, rates) * runs / gpus
+    calls = forward.layers * runs
+    attention = forward.attention * calls / rates.attention / gpus
+    rest = _rest(forward, rates, gpus) * runs
     exchanged = _exchanged(forward, gpus) * runs
     exchange = exchanged / rates.link if gpus > 1 else 0.0
     dense_share = work.dense_calls(video.steps, model.layers)
-    passes = 0 if isinstance(config, DenseConfig) else REORDER
-    reorder = passes * forward.hidden * forward.layers * runs / rates.bandwidth / gpus
-    sparse = (1 - dense_share) * attention
-    parts = {
-        "dense_calls": dense_share * attention,
-        "kept_pairs": sparse * work.density,
-        "terms": sparse * work.terms,
-        "clustering": sparse * work.clustering,
-        "selection": sparse * work.selection + (1 - dense_share) * reorder,
-        "rest": rest,
-        "exchange": exchange,
-    }
+    if isinstance(config, DenseConfig):
+        dense_share = 1.0
     dense_seconds = attention + rest + exchange
+    around = {"dense_calls": dense_share * attention, "rest": rest, "exchange": exchange}
+    sparse_calls = (1 - dense_share) * calls
+    parts = {**_sparse_parts(forward, rates, work, gpus, sparse_calls), **around}
     sparse_seconds = sum(parts.values())
+    otherwise = []
+    for keeps, other in work.otherwise:
+        changed = count_work(config, model, video.grid, video.steps, other)
+        other_parts = _sparse_parts(forward, rates, changed, gpus, sparse_calls)
+        seconds = sum(other_parts.values()) + sum(around.values())
+        otherwise.append(Otherwise(keeps, other, seconds, dense_seconds / seconds))
     return Estimate(
         model.name,
         rates.title,
@@ -129,17 +141,36 @@ def estimate(
         gpus,
         work.density,
         work.source,
+        work.guessed,
         dense_seconds,
         sparse_seconds,
         speed_up=dense_seconds / sparse_seconds,
-        bound=dense_seconds / (dense_seconds - sparse),
+        bound=dense_seconds / (dense_seconds - (1 - dense_share) * attention),
         bound_without_warm_up=dense_seconds / (rest + exchange),
         peak_bytes=_peak(video, forward, work, gpus, itemsize),
         memory_bytes=rates.memory,
         exchanged_bytes=exchanged,
-        parts=parts,
+        parts={name: parts[name] for name in PARTS},
         dense_parts={"attention": attention, "rest": rest, "exchange": exchange},
+        otherwise=otherwise,
     )
+
+
+def _sparse_parts(
+    forward: Forward, rates: Rates, work: Work, gpus: int, calls: float
+) -> dict[str, float]:
+    """Return the seconds of so many sparse calls, by part."""
+    cost = rates.of_sparse_calls
+    dense = forward.attention / gpus  # FLOP of one call
+    reorder = rates.reorder * forward.hidden / rates.bandwidth / gpus
+    clustering = work.iterations * cost.clustering_seconds
+    return {
+        "kept_pairs": calls * (cost.call_seconds + dense * work.density / cost.attention),
+        "terms": calls * dense * work.terms / cost.attention,
+        "clustering": calls * (clustering + dense * work.clustering / cost.clustering),
+        "selection": calls
+        * (cost.selection_seconds + dense * work.selection / cost.selection + reorder),
+    }
 
 
 def check_gpus(model: Model, gpus: int) -> None:
@@ -154,10 +185,11 @@ def check_gpus(model: Model, gpus: int) -> None:
         )
 
 
-def _rest(forward: Forward, rates: Rates) -> float:
+def _rest(forward: Forward, rates: Rates, gpus: int) -> float:
     """Return the seconds of a forward's linear layers and of what only moves memory."""
-    moved = PASSES * forward.hidden * forward.layers
-    return forward.linear / rates.linear + moved / rates.bandwidth
+    moved = rates.passes * forward.hidden * forward.layers
+    shared = forward.linear / rates.linear + moved / rates.bandwidth
+    return shared / gpus + rates.layer_seconds * (forward.layers + _AROUND)
 
 
 def _exchanged(forward: Forward, gpus: int) -> float:
@@ -171,7 +203,7 @@ def _peak(video: Video, forward: Forward, work: Work, gpus: int, itemsize: int) 
     attention and the decoded frames. What the autoencoder needs while it decodes is left out."""
     model = video.model
     sizes = find_architecture(model)
-    weights = itemsize * (count_parameters(model) + sizes.beside)
+    weights = itemsize * (sizes.parameters + sizes.beside)
     wide = forward.hidden * sizes.feed_forward / (model.heads * model.head_dim)
     activations = (_LIVE * forward.hidden + wide) / gpus
     pixels = video.frames * video.height * video.width * _PIXEL

@@ -13,7 +13,7 @@ from svoo.catalogue import Model
 # Shares of an H200's peak, fitted by `fit_rates` (see tests) to the dense and the SVOO latency of
 # two of the paper's models, Wan2.1-T2V-14B and HunyuanVideo-T2V. The other five were not in the
 # fit, but the pair was chosen with all seven in sight (docs/scale.md has what other pairs gave).
-ATTENTION_SHARE, LINEAR_SHARE = 0.3635, 0.2703
+ATTENTION_SHARE, LINEAR_SHARE = 0.3633, 0.2702
 FITTED_ON = ("wan2.1-t2v-14b", "hunyuanvideo-t2v")
 # Times that the hidden states of a layer are read or written by norms, modulation, rotary
 # embedding, gates, activation and residuals as diffusers writes them, in units of their own bytes:
@@ -23,9 +23,28 @@ REORDER = 11  # q, k, v and the output read and written in the order of blocks; 
 
 
 @dataclass(frozen=True)
+class Sparse:
+    """What a method's sparse calls cost on a machine: FLOP/s of kept pairs and terms, of
+    clustering and of selection, and the seconds that each call, iteration of clustering and
+    selection takes however small it is."""
+
+    attention: float
+    clustering: float
+    selection: float
+    call_seconds: float = 0.0
+    clustering_seconds: float = 0.0
+    selection_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Rates:
     """How fast a machine is: FLOP/s of attention and of other products, bytes/s of its memory and
-    of the link between GPUs, bytes of memory; and where the numbers are from."""
+    of the link between GPUs, bytes of memory; and where the numbers are from.
+
+    `passes` and `reorder`: how often a layer, and a sparse call besides, reads or writes its
+    hidden states; 0 where the rates of products were timed with that. `layer_seconds`: what a
+    layer takes however few tokens it has. `sparse`: None is as fast as dense attention.
+    """
 
     attention: float
     linear: float
@@ -34,6 +53,15 @@ class Rates:
     memory: float
     title: str
     source: str
+    passes: float = PASSES
+    reorder: float = REORDER
+    layer_seconds: float = 0.0
+    sparse: Sparse | None = None
+
+    @property
+    def of_sparse_calls(self) -> Sparse:
+        """What sparse calls cost: their products at the rate of attention unless it is known."""
+        return self.sparse or Sparse(self.attention, self.attention, self.attention)
 
 
 def card_rates(card: Card) -> Rates:
@@ -84,16 +112,6 @@ def count_forward(model: Model, video_tokens: int, itemsize: int = 2) -> Forward
         linear=float(linear * model.layers),
         hidden=float(tokens * hidden * itemsize),
     )
-
-
-def count_parameters(model: Model) -> float:
-    """Return the parameters of the transformers, those that every expert has included."""
-    sizes = find_architecture(model)
-    hidden = model.heads * model.head_dim
-    each = 4 * hidden**2 + 2 * hidden * sizes.feed_forward
-    if sizes.joint_text:  # a third of the layers keep weights for text apart; modulation in all
-        return model.layers * (each * (1 + 1 / 3) + (12 / 3 + 3 * 2 / 3) * hidden**2)
-    return float(model.stages * model.layers * (each + 4 * hidden**2))
 
 
 def fit_rates(
