@@ -18,7 +18,7 @@ from statistics import correlation, median
 from typing import Annotated, Any
 
 import typer
-from harness import save
+from harness import limit_instructions, save
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -101,8 +101,12 @@ def main(
     width: Annotated[int, typer.Option(help="Width in pixels.")] = 256,
     only: Annotated[list[str] | None, typer.Option(help="A setting; may be repeated.")] = None,
     name: Annotated[str, typer.Option(help="Name of the JSON.")] = "frontier",
+    instructions: Annotated[
+        str | None, typer.Option(help="avx2: both sides use no more, whatever the processor has.")
+    ] = None,
 ) -> None:
     """Run what is not done yet, then print the table and draw the plot."""
+    limit_instructions(instructions)
     known = settings()
     for key in only or []:
         if key not in known:
@@ -112,7 +116,14 @@ def main(
         texts = held_out_prompts(skip + prompts)[skip:]
     else:
         texts = [entry["prompt"] for entry in read_inputs(MINI_PROMPTS, count=prompts)]
-    sizes = {"frames": frames, "steps": steps, "height": height, "width": width}
+    sizes: dict[str, int | str] = {
+        "frames": frames,
+        "steps": steps,
+        "height": height,
+        "width": width,
+    }
+    if instructions is not None:
+        sizes["instructions"] = instructions
     rows = run_settings(tried, texts, out, name, sizes)
     summary = summarise(rows)
     print_table(summary)
@@ -130,10 +141,11 @@ def run_settings(
     texts: Sequence[str],
     out: Path,
     name: str,
-    sizes: Mapping[str, int],
+    sizes: Mapping[str, int | str],
 ) -> list[dict[str, Any]]:
     """Run every setting on every prompt, dense first, and return the rows; those that the JSON
-    has already are not run again. `sizes`: frames, steps, height, width."""
+    has already are not run again. `sizes`: frames, steps, height, width, and the instructions
+    that both sides are limited to, if they are."""
     pipe, model = load(), find_model("mini")
     pipe.set_progress_bar_config(disable=True)
     path = out / f"{name}.json"
@@ -172,11 +184,11 @@ def run_settings(
 
 
 def _facts(
-    tried: Mapping[str, MethodConfig], text: str, sizes: Mapping[str, int]
+    tried: Mapping[str, MethodConfig], text: str, sizes: Mapping[str, int | str]
 ) -> dict[str, dict[str, Any]]:
     """Return what makes a row one of a setting on a prompt, by setting."""
     return {
-        key: {"prompt": text, "setting": key, **sizes}
+        key: {"prompt": text, "setting": key, "instructions": None, **sizes}
         | {"config": json.loads(json.dumps(config.as_dict()))}
         for key, config in tried.items()
     }
@@ -186,7 +198,7 @@ def wanted_rows(
     rows: Sequence[dict[str, Any]],
     tried: Mapping[str, MethodConfig],
     texts: Sequence[str],
-    sizes: Mapping[str, int],
+    sizes: Mapping[str, int | str],
 ) -> list[dict[str, Any]]:
     """Return the rows of these settings, prompts and sizes: a row of another run under the same
     name is not taken for one of this."""

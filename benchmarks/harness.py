@@ -7,6 +7,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,35 @@ from svoo.plugin.machine import describe_commit, describe_machine
 from svoo.storage import write_atomically
 
 Call = Callable[[], object]
+
+
+# What each library that runs dense attention, or the rest of a model, reads when it is loaded.
+_FEWER = {
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+    }
+}
+
+
+def limit_instructions(name: str | None) -> None:
+    """Start this program anew so that torch, and with it our kernels, uses no more than these
+    instructions ("avx2"); None: all that there are.
+
+    Both sides of a comparison are limited alike. It remains AVX2 code on whatever processor runs
+    it. Our kernels are compiled for what torch says that it has found.
+    """
+    if name is None:
+        return
+    if name not in _FEWER:
+        raise SystemExit(f"no instructions called {name!r}; there are {', '.join(_FEWER)}")
+    if torch.backends.cpu.get_cpu_capability().lower() == name:
+        return
+    wanted = _FEWER[name]
+    if wanted.items() <= os.environ.items():
+        raise SystemExit(f"torch does not limit itself to {name} here. Nothing timed.")
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, **wanted})
 
 
 def gate(name: str, got: Tensor, expected: Tensor, tolerance: float) -> None:

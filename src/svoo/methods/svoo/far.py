@@ -31,7 +31,9 @@ def plan_far_call(
         videos = call.videos(len(query)) if config.share_branches else list(range(len(query)))
         if not state.is_fresh(query, key, config.recluster_every, videos):
             firsts = [videos.index(video) for video in range(max(videos) + 1)]
-            shown = [side[firsts] for side in (query, key, value)]
+            shown = [query, key, value]
+            if len(firsts) < len(query):  # picking all of them would copy them
+                shown = [side[firsts] for side in shown]
             state.keep_labels(*_far_labels(shown, config, call, state, counts), counts)
         query_labels, key_labels = state.labels_of(videos)
     with call.watch("selection"):

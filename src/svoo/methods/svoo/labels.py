@@ -52,7 +52,8 @@ class LabelState:
     def labels_of(self, videos: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return labels `[B, H, N]`, `[B, H, M]` (int64) for samples of these videos."""
         assert self.labels is not None
-        query, key = (side[list(videos)].long() for side in self.labels)
+        in_order = list(videos) == list(range(len(self.labels[0])))  # picking them would copy them
+        query, key = ((side if in_order else side[list(videos)]).long() for side in self.labels)
         return query, key
 
     def reuse(
