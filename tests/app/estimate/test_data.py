@@ -16,10 +16,13 @@ from svoo.app.estimate.data import (
     find_card,
     latencies,
     mean_densities,
+    paper_mode_density,
     read,
 )
+from svoo.app.estimate.work import count_work
 from svoo.catalogue import find_model, models
 from svoo.errors import ConfigError
+from svoo.methods import find_method
 
 
 def test_every_file_names_its_source() -> None:
@@ -169,3 +172,16 @@ def test_between_measured_sizes_and_tolerances_the_share_lies_between() -> None:
     assert found.at(0.0032, large) < found.at(0.002, large) < ours
     assert found.at(0.0016, 4 * large) == pytest.approx(ours / 4)  # as many keys
     assert found.at(0.0016, 10) == 1
+
+
+@pytest.mark.parametrize(("file", "tokens"), [("far_field", 7488), ("far-2340", 2340)])
+def test_paper_modes_density_on_the_embedded_model_is_that_of_the_benchmark(
+    file: str, tokens: int
+) -> None:
+    rows = json.loads((BENCHMARKS / f"{file}.json").read_text())["rows"]
+    measured = median(row["density"] for row in rows if row["setting"] == "paper")
+    assert paper_mode_density(tokens)[0] == pytest.approx(measured, abs=0.0006)
+    mini = find_model("mini")
+    found = count_work(find_method("paper", "mini"), mini, (1, 1, tokens), 20)
+    assert found.density == paper_mode_density(tokens)[0] and not found.guessed
+    assert paper_mode_density(7488)[0] < paper_mode_density(4000)[0] < paper_mode_density(9)[0]

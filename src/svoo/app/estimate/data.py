@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -102,12 +103,13 @@ class FarFieldDensities:
         return min(1.0, share * inside / tokens)
 
 
-def _on_line(tolerance: float, measured: dict[float, float]) -> float:
-    """Return the share at a tolerance, of the nearest measured one beyond them."""
-    tolerances = sorted(measured)
-    shares = [measured[each] for each in tolerances]
-    near = min(max(tolerance, tolerances[0]), tolerances[-1])
-    return math.exp(np.interp(math.log(near), np.log(tolerances), np.log(shares)))
+def _on_line(at: float, measured: Mapping[float, float] | Mapping[int, float]) -> float:
+    """Return the share at a tolerance or a size; the nearest measured one beyond them."""
+    points = sorted(measured.items())
+    shares = [share for _, share in points]
+    places = [place for place, _ in points]
+    near = min(max(at, places[0]), places[-1])
+    return math.exp(np.interp(math.log(near), np.log(places), np.log(shares)))
 
 
 def far_field_densities() -> FarFieldDensities:
@@ -118,6 +120,14 @@ def far_field_densities() -> FarFieldDensities:
         for tokens, shares in found["by_tokens"].items()
     }
     return FarFieldDensities(by_tokens, found["source"])
+
+
+def paper_mode_density(tokens: int) -> tuple[float, str]:
+    """Return the share of pairs that the embedded model keeps in paper mode, and its source; on a
+    straight line through logarithms, the nearest measured one beyond them."""
+    found = read("densities")["paper_mode"]
+    shares = {int(size): share for size, share in found["by_tokens"].items()}
+    return _on_line(tokens, shares), found["source"]
 
 
 def latencies() -> dict[str, dict[str, float]]:

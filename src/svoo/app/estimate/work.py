@@ -16,6 +16,7 @@ from svoo.app.estimate.data import (
     far_field_densities,
     find_architecture,
     mean_densities,
+    paper_mode_density,
 )
 from svoo.catalogue import Model, find_model
 from svoo.core.clustering import default_clusters, far_fineness
@@ -82,6 +83,8 @@ def count_work(
         kept, source = density, "given"
     elif isinstance(config, SVOOConfig) and config.mass is None:
         kept, source, otherwise = _density_of_far_field(config, model, tokens)
+    elif model.name == "mini" and config == SVOOConfig.paper("mini"):
+        kept, source = paper_mode_density(tokens)
     elif isinstance(config, SVOOConfig):
         kept, source = _density_of_svoo(config, model, dense_steps, steps)
     elif config.name in _BY_GRID:
