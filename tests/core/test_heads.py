@@ -15,9 +15,9 @@ def test_a_head_draws_the_same_places_wherever_it_is(
     here = data.draw(st.integers(1, heads - first))
     everyone = normal(batch, heads, tokens, 2)
     generators = chance(3), chance(3)
-    places = ALL_HEADS.draw_places(everyone, count, generators[0])
+    places = ALL_HEADS.draw_indices(everyone, count, generators[0])
     part = everyone[:, first : first + here]
-    found = Heads(first, heads).draw_places(part, count, generators[1])
+    found = Heads(first, heads).draw_indices(part, count, generators[1])
     assert torch.equal(found, places[:, first : first + here])
     # The next draw is alike too.
     again = [torch.rand(3, generator=generator) for generator in generators]

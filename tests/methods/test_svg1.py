@@ -90,7 +90,7 @@ def test_masks_errors_and_blocks_are_theirs(goldens: Path, name: str) -> None:
     order = golden["token_major_order"][: layout.video]
     assert (bands.orders[1].numpy() == order).all()
     limit = min(int(golden["sample_mse_max_row"]), layout.video)
-    masks = classifying_masks(torch.arange(limit), bands.places, layout, config)
+    masks = classifying_masks(torch.arange(limit), bands.positions, layout, config)
     for place, kind in enumerate(("spatial", "temporal")):
         bits = np.unpackbits(golden[f"profile_{kind}_packed"], axis=-1)[:limit, : layout.video]
         assert (masks[place].numpy() == bits.astype(bool)).all()

@@ -105,9 +105,13 @@ def test_a_request_with_a_picture_gets_it_where_the_weights_were_trained_for_it(
 
 def test_loading_prints_nothing() -> None:
     code = "from svoo.mini.from_image import load_from_image; load_from_image()"
-    # Not with the packages of `make test` beside it: torchao prints whenever diffusers is imported.
+    # Without the packages of `make test`: torchao prints whenever diffusers is imported.
     without_company = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=without_company, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=without_company,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout + done.stderr == ""

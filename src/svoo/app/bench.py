@@ -20,7 +20,7 @@ from svoo.methods.svoo.config import SVOOConfig
 from svoo.session.one_call import make_plan
 
 TOKENS = {"cuda": (8_192, 32_760, 75_600), "cpu": (1_024, 2_048, 4_096)}
-_GROUPS = 64  # places that synthetic tokens gather around
+_GROUPS = 64  # points that synthetic tokens gather around
 _PARTS = 32  # of the queries, one of which is compared
 _TOLERANCE = LIMIT
 
@@ -94,11 +94,11 @@ def _measure(tokens: tuple[Tensor, Tensor, Tensor], config: SVOOConfig) -> Row:
 def clustered_tokens(
     count: int, heads: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return query, key and value `[1, heads, count, size]` that gather around places."""
+    """Return query, key and value `[1, heads, count, size]` that gather around some points."""
     generator = seeded()
-    places = torch.randn(1, heads, _GROUPS, size, generator=generator)
+    points = torch.randn(1, heads, _GROUPS, size, generator=generator)
     which = torch.randint(_GROUPS, (1, heads, count), generator=generator)
-    centres = places.gather(2, which.unsqueeze(-1).expand(-1, -1, -1, size))
+    centres = points.gather(2, which.unsqueeze(-1).expand(-1, -1, -1, size))
     query, key, value = (
         (factor * centres + torch.randn(centres.shape, generator=generator)).to(device, dtype)
         for factor in (1.5, 1.5, 1.0)

@@ -41,11 +41,11 @@ def run_modes(
     call = {"prompt": prompt, **model.call_defaults, **sizes}
     warm_up(pipe, call)
     trials: list[Trial] = []
-    for place, (name, config) in enumerate(zip(MODES, configs, strict=True)):
+    for number, (name, config) in enumerate(zip(MODES, configs, strict=True)):
 
-        def report(done: int, steps: int, name: str = name, place: int = place) -> None:
+        def report(done: int, steps: int, name: str = name, number: int = number) -> None:
             if on_step is not None:
-                on_step(name, place * steps + done, len(MODES) * steps)
+                on_step(name, number * steps + done, len(MODES) * steps)
 
         trials.append(
             run_trial(

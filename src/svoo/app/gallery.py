@@ -63,9 +63,9 @@ class _Seen(Exception):
 class _Watched:
     """A method that shows one of its decisions and then ends the run."""
 
-    def __init__(self, method: Method, place: tuple[int, int, int], found: list[Sight]) -> None:
+    def __init__(self, method: Method, where: tuple[int, int, int], found: list[Sight]) -> None:
         self._method = method
-        self._place = place
+        self._where = where
         self._found = found
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (whatever the method has)
@@ -75,7 +75,7 @@ class _Watched:
         self, query: Tensor, key: Tensor, value: Tensor, call: Call
     ) -> BlockPlan | Corrected | Dense:
         decision = self._method.plan(query, key, value, call)
-        step, layer, head = self._place
+        step, layer, head = self._where
         head -= call.head_offset
         if (call.step, call.layer) != (step, layer) or not 0 <= head < query.shape[1]:
             return decision
@@ -97,25 +97,25 @@ class _Watched:
         raise _Seen
 
 
-def watch_one(config: MethodConfig, place: tuple[int, int, int], found: list[Sight]) -> Any:  # noqa: ANN401 (a config of the same class)
+def watch_one(config: MethodConfig, where: tuple[int, int, int], found: list[Sight]) -> Any:  # noqa: ANN401 (a config of the same class)
     """Return the same settings of a method that puts the (step, layer, head) into `found` when it
     comes to it, and then ends the run."""
     kind = type(config)
 
     def start(self: MethodConfig, run: Run) -> Method:
-        return _Watched(kind.start(self, run), place, found)
+        return _Watched(kind.start(self, run), where, found)
 
     watched = type(kind.__name__, (kind,), {"start": start})
     return watched(**{entry.name: getattr(config, entry.name) for entry in fields(config)})
 
 
-def see(generate: Callable[[], object], found: list[Sight], place: tuple[int, int, int]) -> Sight:
+def see(generate: Callable[[], object], found: list[Sight], where: tuple[int, int, int]) -> Sight:
     """Run a pipeline until a watched method has shown what was asked for."""
     try:
         generate()
     except _Seen:
         return found[0]
-    step, layer, head = place
+    step, layer, head = where
     raise ConfigError(
         f"the run has no attention call with step {step}, layer {layer}, head {head}: all count "
         "from 0"
@@ -157,9 +157,9 @@ def _pool(
     shape = min(pixels, query.shape[2]), min(pixels, count)
     rows = max(1, _CHUNK // count)
     attention, kept, mass = [], [], 0.0
-    for places in torch.arange(query.shape[2], device=query.device).split(rows):
-        weights = (query[0, 0, places] @ key[0, 0].T * scale).softmax(dim=-1)
-        mask = plan.keep[0, 0][blocks[0][places]][:, blocks[1]].float()
+    for part in torch.arange(query.shape[2], device=query.device).split(rows):
+        weights = (query[0, 0, part] @ key[0, 0].T * scale).softmax(dim=-1)
+        mask = plan.keep[0, 0][blocks[0][part]][:, blocks[1]].float()
         mass += float((weights * mask).sum())
         attention.append(adaptive_avg_pool1d(weights, shape[1]))
         kept.append(adaptive_avg_pool1d(mask, shape[1]))

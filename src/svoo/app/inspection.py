@@ -138,13 +138,13 @@ def compare(first: Profile, second: Profile, mass: float = 0.95, worst: int = 5)
     mine = first.at_mass(mass).mean(dim=(0, 1)).double().flatten()
     theirs = aligned.at_mass(mass).mean(dim=(0, 1)).double().flatten()
     distance = (mine - theirs).abs()
-    places = distance.argsort(descending=True)[:worst].tolist()
+    furthest = distance.argsort(descending=True)[:worst].tolist()
     return Comparison(
         _correlation(mine, theirs),
         _correlation(_ranks(mine), _ranks(theirs)),
         float((mine - theirs).mean()),
         float(distance.mean()),
-        [(*divmod(at, first.heads), float(mine[at]), float(theirs[at])) for at in places],
+        [(*divmod(at, first.heads), float(mine[at]), float(theirs[at])) for at in furthest],
     )
 
 
@@ -236,6 +236,6 @@ def _correlation(first: Tensor, second: Tensor) -> float:
 
 def _ranks(values: Tensor) -> Tensor:
     """Return ranks from 0, equal values sharing their mean."""
-    _, place, count = values.unique(return_inverse=True, return_counts=True)
+    _, which, count = values.unique(return_inverse=True, return_counts=True)
     ranks: Tensor = count.cumsum(dim=0) - (count + 1) / 2
-    return ranks[place].double()
+    return ranks[which].double()

@@ -45,7 +45,7 @@ class Workspace:
         return self._held.pop(name, None)
 
     def leave(self, name: str, held: Held) -> None:
-        """Keep memory under a name for the next call, in place of what was left there before."""
+        """Keep memory under a name for the next call, instead of what was left there before."""
         self._held[name] = held
 
     def clear(self) -> None:

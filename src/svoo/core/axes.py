@@ -33,8 +33,8 @@ def iterate_axes(moments: Tensor, count: int) -> Tensor:
     where these are alike.
     """
     size = moments.shape[-1]
-    places = torch.arange(size, device=moments.device, dtype=moments.dtype)
-    waves = torch.outer(places + 0.5, torch.arange(count, device=moments.device) + 1.0)
+    entries = torch.arange(size, device=moments.device, dtype=moments.dtype)
+    waves = torch.outer(entries + 0.5, torch.arange(count, device=moments.device) + 1.0)
     axes = (waves * (math.pi / size)).cos().expand(*moments.shape[:-2], size, count)
     traces = moments.diagonal(dim1=-2, dim2=-1).sum(dim=-1)[..., None, None]
     moments = moments / traces.where(traces > 0, 1)  # squares of larger ones might overflow

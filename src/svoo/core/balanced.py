@@ -14,7 +14,7 @@ from svoo.core.eigen import eigen
 from svoo.core.far_field import find_moments
 from svoo.core.validate import accumulation_dtype, inference_only
 
-_PLACE_BITS, _VALUE_BITS = 18, 32  # of an integer that holds segment, value and place
+_POSITION_BITS, _VALUE_BITS = 18, 32  # of an integer that holds group, value and position
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Balanced:
         """Return the cluster of every token, int64 `[B, H, N]`."""
         sizes = torch.tensor(self.sizes, device=self.order.device)
         clusters = torch.arange(len(sizes), device=sizes.device)
-        placed = clusters.repeat_interleave(sizes, output_size=self.order.shape[2])
-        return torch.empty_like(self.order).scatter_(2, self.order, placed.expand_as(self.order))
+        in_order = clusters.repeat_interleave(sizes, output_size=self.order.shape[2])
+        return torch.empty_like(self.order).scatter_(2, self.order, in_order.expand_as(self.order))
 
 
 def split_sizes(size: int, unit: int) -> tuple[int, int]:
@@ -65,10 +65,10 @@ def split_evenly(
     while max(groups) > size:
         variance = _variances(axes, order, groups, sample, generator)
         widest = variance.argmax(dim=-1)  # [P, groups]
-        of_place = _groups_of_places(groups, points.device)
-        column = widest.index_select(1, of_place)
+        group_of = _groups_of_positions(groups, points.device)
+        column = widest.index_select(1, group_of)
         values = axes.flatten(1).gather(1, order * width + column)
-        order = order.gather(1, _sort_in_groups(values, of_place, len(groups)))
+        order = order.gather(1, _sort_in_groups(values, group_of, len(groups)))
         parts = (split_sizes(group, size) if group > size else (group,) for group in groups)
         groups = [part for pair in parts for part in pair]
     return Balanced(order.reshape(batch, heads, count), tuple(groups))
@@ -90,7 +90,7 @@ def square_root(moment: Tensor) -> Tensor:
     return root
 
 
-def _groups_of_places(groups: list[int], device: torch.device) -> Tensor:
+def _groups_of_positions(groups: list[int], device: torch.device) -> Tensor:
     numbers = np.repeat(np.arange(len(groups)), groups)
     return torch.from_numpy(numbers).to(device, non_blocking=True)
 
@@ -126,17 +126,18 @@ def _variance(points: Tensor) -> Tensor:
 
 
 def _sort_in_groups(values: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return the order `[P, N]` of rising values inside every group of places `[N]`; equal ones
+    """Return the order `[P, N]` of rising values inside every group of positions `[N]`; equal ones
     stay in their order."""
-    small = values.shape[1] < 1 << _PLACE_BITS and count < 1 << 63 - _PLACE_BITS - _VALUE_BITS
+    group_bits = 63 - _POSITION_BITS - _VALUE_BITS
+    small = values.shape[1] < 1 << _POSITION_BITS and count < 1 << group_bits
     if values.device.type == "cpu" and values.dtype == torch.float32 and small:
         # One whole number holds all three, as in `core.selection`: numpy sorts those fast.
         bits = (values + 0.0).view(torch.int32)
         rank = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long() + (1 << 31)
-        places = torch.arange(values.shape[1])
-        packed = (groups << _VALUE_BITS + _PLACE_BITS) + (rank << _PLACE_BITS) + places
+        positions = torch.arange(values.shape[1])
+        packed = (groups << _VALUE_BITS + _POSITION_BITS) + (rank << _POSITION_BITS) + positions
         mixed = torch.from_numpy(np.sort(packed.numpy(), axis=-1))
-        return mixed & ((1 << _PLACE_BITS) - 1)
+        return mixed & ((1 << _POSITION_BITS) - 1)
     by_value = values.argsort(dim=-1, stable=True)
     group = groups.expand_as(by_value).gather(1, by_value)
     return by_value.gather(1, group.argsort(dim=-1, stable=True))

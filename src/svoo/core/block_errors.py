@@ -124,8 +124,8 @@ def _by_block(
             if key.device.type == "cpu" and float(d.max()) < _HARMLESS:
                 logs = sums.index_add_(0, rows, part(d.exp_(), None)).clamp_(min=0).log_()
             else:
-                places = rows.unsqueeze(-1).expand_as(d)
-                top = torch.zeros_like(sums).scatter_reduce_(0, places, d, "amax")
+                targets = rows.unsqueeze(-1).expand_as(d)
+                top = torch.zeros_like(sums).scatter_reduce_(0, targets, d, "amax")
                 shift = top.index_select(0, rows)
                 terms = part(d.sub_(shift).exp_(), shift.neg_().exp_())
                 logs = sums.index_add_(0, rows, terms).clamp_(min=0).log_()

@@ -107,13 +107,13 @@ def _count_in_bins(query: Tensor, key: Tensor, masses: Tensor) -> Tensor:
     held = _BINNED_ELEMENTS if query.device.type == "cpu" else _BINNED_ELEMENTS_ELSEWHERE
     chunk = max(1, held // max(len(key), _BINS))
     below = key.new_empty(min(chunk, len(query)), len(key))
-    place = torch.empty_like(below, dtype=torch.int64)
+    bins = torch.empty_like(below, dtype=torch.int64)
     one = key.new_ones(1)
     counts = []
     for part in depth.split(chunk):
         here = torch.mm(part, key.T, out=below[: len(part)])
         here.sub_(here.amin(dim=-1, keepdim=True)).clamp_(max=_BINS - 1)
-        index = place[: len(part)].copy_(here)
+        index = bins[: len(part)].copy_(here)
         histogram = key.new_zeros(len(part), _BINS)
         histogram.scatter_add_(1, index, one.expand(index.shape))
         counts.append(_read_histogram(histogram.cpu().double(), masses))

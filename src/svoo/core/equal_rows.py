@@ -48,7 +48,7 @@ def _encode(keep: Tensor) -> list[Tensor]:
     codes = []
     for first in range(0, len(words), 3):
         code = words[first]
-        for place, word in enumerate(words[first + 1 : first + 3], start=1):
-            code = code | word << place * _BITS
+        for number, word in enumerate(words[first + 1 : first + 3], start=1):
+            code = code | word << number * _BITS
         codes.append(code)
     return codes

@@ -35,13 +35,13 @@ class Heads:
         """Return the largest value of any head, a number; values `[h, ...]` are those here."""
         return self.gather(values.flatten(1).amax(dim=1)).amax()
 
-    def draw_places(self, tokens: Tensor, count: int, generator: torch.Generator) -> Tensor:
-        """Return `count` random places, perhaps some twice, for each head of tokens `[B, h, N,
-        D]`, int64 `[B, h, count]`: those of a head are the same wherever it is."""
+    def draw_indices(self, tokens: Tensor, count: int, generator: torch.Generator) -> Tensor:
+        """Return `count` random indices of tokens `[B, h, N, D]` per head, perhaps some twice:
+        int64 `[B, h, count]`, the same for a head whichever process has it."""
         batch, here, length = tokens.shape[:3]
         shape = batch, self.total or here, count
-        places = torch.randint(length, shape, generator=generator, device=generator.device)
-        return self.own(places, here, dim=1).to(tokens.device, non_blocking=True)
+        indices = torch.randint(length, shape, generator=generator, device=generator.device)
+        return self.own(indices, here, dim=1).to(tokens.device, non_blocking=True)
 
 
 ALL_HEADS = Heads()

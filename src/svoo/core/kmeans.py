@@ -113,8 +113,8 @@ def draw_with_replacement(
 ) -> Tensor:
     """Return `count` random tokens of each head of `[B, H, N, D]`, perhaps some twice: `[B, H,
     count, D]`."""
-    places = heads.draw_places(tokens, count, generator).unsqueeze(-1)
-    return tokens.gather(2, places.expand(-1, -1, -1, tokens.shape[3]))
+    drawn = heads.draw_indices(tokens, count, generator).unsqueeze(-1)
+    return tokens.gather(2, drawn.expand(-1, -1, -1, tokens.shape[3]))
 
 
 @dataclass
@@ -146,15 +146,15 @@ class WarmKMeans:
         `videos` says which video each sample belongs to: samples of one video begin alike, and
         the last of them is remembered.
         """
-        places = [tuple(videos).index(video) for video in dict.fromkeys(videos)]
-        last = {video: place for place, video in enumerate(videos)}
+        first = [tuple(videos).index(video) for video in dict.fromkeys(videos)]
+        last = {video: sample for sample, video in enumerate(videos)}
         sides, work = [], 0.0
         for name, tokens, count in zip(("query", "key"), (query, key), counts, strict=True):
             start = self._remembered(name, tokens, count, videos)
             rounds = self.iterations
             if start is None:
                 rounds = self.first_iterations
-                firsts = pick_samples(tokens, places)
+                firsts = pick_samples(tokens, first)
                 drawn = draw_with_replacement(firsts, count, generator, heads)
                 start = pick_samples(drawn, videos)
             made = group_by_distance(
@@ -188,8 +188,8 @@ class WarmKMeans:
         return sum(side.nbytes for side in self.centroids.values())
 
 
-def pick_samples(tensor: Tensor, places: Sequence[int]) -> Tensor:
-    """Return the samples at some places of `[B, ...]`; the tensor itself where that is all."""
-    if list(places) == list(range(len(tensor))):
+def pick_samples(tensor: Tensor, samples: Sequence[int]) -> Tensor:
+    """Return some samples of `[B, ...]` by their indices; the tensor itself where that is all."""
+    if list(samples) == list(range(len(tensor))):
         return tensor
-    return tensor[list(places)]
+    return tensor[list(samples)]

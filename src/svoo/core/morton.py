@@ -9,7 +9,7 @@ from svoo.core.layout import VideoLayout
 
 
 def morton_order(layout: VideoLayout, device: torch.device) -> Tensor:
-    """Return which video token stands at each place of the curve, int64 `[N]`.
+    """Return which video token stands at each position along the curve, int64 `[N]`.
 
     The code of a token has the bits of its column, row and frame in turn, the column's lowest
     first; tokens are sorted by it. Made on the CPU, then moved.

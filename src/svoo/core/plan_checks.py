@@ -161,10 +161,10 @@ def _check_far_values(plan: BlockPlan, terms: FarTerms) -> None:
     """Refuse terms of kept blocks, and numbers that would spoil a softmax where they are read."""
     both = plan.keep & terms.middle
     if bool(both.any()):
-        place = both.nonzero()[0].tolist()
+        first = both.nonzero()[0].tolist()
         raise PlanError(
             f"keep and middle must have no block in common, got {int(both.sum())}, the first at "
-            f"batch, head, query block, key block {place}: use middle & ~keep"
+            f"batch, head, query block, key block {first}: use middle & ~keep"
         )
     read = {
         "bias": (terms.bias, terms.middle),

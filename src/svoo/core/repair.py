@@ -120,8 +120,8 @@ def repair_output(
     basis = vectors[..., max(0, vectors.shape[-1] - rank) :]
     change = fit @ basis @ basis.transpose(2, 3) / spread.transpose(2, 3)
     repaired: Tensor = wide + (wide - mean) @ change + mean_missed
-    places = probes.rows.unsqueeze(-1).expand_as(exact)
-    return repaired.scatter_(2, places, exact).to(output.dtype)
+    rows = probes.rows.unsqueeze(-1).expand_as(exact)
+    return repaired.scatter_(2, rows, exact).to(output.dtype)
 
 
 def take_rows(tokens: Tensor, rows: Tensor) -> Tensor:

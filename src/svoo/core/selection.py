@@ -65,11 +65,11 @@ def _moments(tokens: Tensor, clusters: CoClusters) -> tuple[Tensor, Tensor]:
     """Return the per-axis variance and the mean of tokens `[B, H, M, D]` in each key cluster, `[B,
     H, Ck, D]`."""
     wide = tokens.to(clusters.key.centroids.dtype)
-    places = clusters.key.labels.unsqueeze(-1).expand_as(wide)
+    labels = clusters.key.labels.unsqueeze(-1).expand_as(wide)
     count = clusters.key.sizes.clamp(min=1).unsqueeze(-1)
     zeros = torch.zeros_like(clusters.key.centroids)
-    mean = zeros.scatter_add(2, places, wide) / count
-    square = zeros.scatter_add(2, places, wide.square()) / count
+    mean = zeros.scatter_add(2, labels, wide) / count
+    square = zeros.scatter_add(2, labels, wide.square()) / count
     return (square - mean.square()).clamp(min=0), mean
 
 
@@ -142,8 +142,8 @@ def least_of_best(values: Tensor, count: int) -> Tensor:
     """Return the `count`-th largest of values `[..., C]`, `[..., 1]`."""
     if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
         return values.topk(count, dim=-1).values[..., -1:]
-    place = values.shape[-1] - count  # numpy finds it with vector instructions
-    return torch.from_numpy(np.partition(values.numpy(), place, axis=-1))[..., place, None]
+    rank = values.shape[-1] - count  # numpy finds it with vector instructions
+    return torch.from_numpy(np.partition(values.numpy(), rank, axis=-1))[..., rank, None]
 
 
 def sort_falling(values: Tensor) -> Tensor:
@@ -160,12 +160,12 @@ def falling_order(ranking: Tensor) -> Tensor:
         return ranking.argsort(dim=-1, descending=True, stable=True)
     # numpy sorts whole numbers with vector instructions, so let one hold both a score's bits,
     # which as an integer rank as the score does once those of negative ones are turned around,
-    # and its place.
+    # and its index.
     ranking = ranking.nan_to_num(torch.inf, torch.inf, -torch.inf) + 0.0  # minus zero is zero
     bits = ranking.view(torch.int32)
     rank = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()
-    places = torch.arange(blocks, device=ranking.device)
-    return torch.from_numpy(np.sort((places - (rank << 16)).numpy(), axis=-1)) & 0xFFFF
+    indices = torch.arange(blocks, device=ranking.device)
+    return torch.from_numpy(np.sort((indices - (rank << 16)).numpy(), axis=-1)) & 0xFFFF
 
 
 def _whole(weights: Tensor) -> Tensor:

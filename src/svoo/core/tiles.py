@@ -54,8 +54,8 @@ class TokenBlocks:
         """The tokens of each block, int64 `[C, largest]`; behind a smaller block's own its first
         one is repeated (see `is_member`)."""
         inside = torch.where(self.is_member, self._offsets, 0)
-        places = self.starts.unsqueeze(-1) + inside
-        return places if self.order is None else self.order[places]
+        positions = self.starts.unsqueeze(-1) + inside
+        return positions if self.order is None else self.order[positions]
 
     @cached_property
     def is_member(self) -> Tensor:
@@ -66,10 +66,10 @@ class TokenBlocks:
     def labels(self) -> Tensor:
         """The block of every token in the original order, int64 `[N]`."""
         blocks = torch.arange(self.count, device=self.device)
-        by_place = blocks.repeat_interleave(self.sizes_tensor, output_size=self.tokens)
+        by_position = blocks.repeat_interleave(self.sizes_tensor, output_size=self.tokens)
         if self.order is None:
-            return by_place
-        return torch.empty_like(by_place).scatter_(0, self.order, by_place)
+            return by_position
+        return torch.empty_like(by_position).scatter_(0, self.order, by_position)
 
     @property
     def _offsets(self) -> Tensor:
@@ -138,10 +138,10 @@ def tile_grid(grid: Grid, tile: Grid, device: torch.device) -> TokenBlocks:
     """Cut a grid into tiles: first tiles in raster order, then tokens of a tile in raster order.
     Tiles at the far edges have what is left."""
     _, down, across = tile_counts(grid, tile)
-    place = [
+    tile_of = [
         torch.arange(size, device=device) // step for size, step in zip(grid, tile, strict=True)
     ]
-    tiles = (place[0][:, None, None] * down + place[1][:, None]) * across + place[2]
+    tiles = (tile_of[0][:, None, None] * down + tile_of[1][:, None]) * across + tile_of[2]
     frames, rows, columns = (
         [min(step, size - start) for start in range(0, size, step)]
         for size, step in zip(grid, tile, strict=True)
@@ -174,9 +174,9 @@ def window_mask(counts: Sequence[int], window: Sequence[int], device: torch.devi
     """
     near = []
     for count, size in zip(counts, window, strict=True):
-        half, place = size // 2, torch.arange(count, device=device)
-        centre = place.clamp(min=half).clamp(max=count - 1 - half)
-        near.append((centre[:, None] - place).abs() <= half)
+        half, tiles = size // 2, torch.arange(count, device=device)
+        centre = tiles.clamp(min=half).clamp(max=count - 1 - half)
+        near.append((centre[:, None] - tiles).abs() <= half)
     frames, rows, columns = near
     keep = (
         frames[:, None, None, :, None, None]
@@ -204,10 +204,10 @@ class PerGrid(Generic[Made]):
 
     def at(self, layout: VideoLayout, device: torch.device) -> Made:
         """Return what belongs to the grid of a layout on a device."""
-        place = (layout.frames, layout.height, layout.width), device
-        if place not in self._made:
-            self._made[place] = self._make(*place)
-        return self._made[place]
+        made_for = (layout.frames, layout.height, layout.width), device
+        if made_for not in self._made:
+            self._made[made_for] = self._make(*made_for)
+        return self._made[made_for]
 
     @property
     def nbytes(self) -> int:

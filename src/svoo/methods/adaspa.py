@@ -82,8 +82,8 @@ class AdaSpaMethod(SparseMethod[AdaSpaConfig]):
         """Return the blocks of query, key `[B, H, N, D]` and which see which."""
         blocks = cut_evenly(query.shape[2], self.config.block, query.device)
         branch = call.branch if isinstance(call.branch, str) else " ".join(call.branch)
-        place = call.stage, call.layer, branch, call.sample, call.head_offset
-        made, keep = self._masks.get(place, (-1, None))
+        owner = call.stage, call.layer, branch, call.sample, call.head_offset
+        made, keep = self._masks.get(owner, (-1, None))
         due = any(made < step <= call.step for step in self._searches)
         if keep is None or due or keep.shape != (*query.shape[:2], blocks.count, blocks.count):
             with call.watch("selection"):
@@ -92,7 +92,7 @@ class AdaSpaMethod(SparseMethod[AdaSpaConfig]):
                 )
                 keep = choose_blocks(sums, self.config, call.heads)
             call.count("search", 0.5)
-            self._masks[place] = call.step, keep
+            self._masks[owner] = call.step, keep
         return blocks.plan(keep)
 
     @property

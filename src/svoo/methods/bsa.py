@@ -5,7 +5,7 @@ Tokens are cut into tiles of 4 x 4 x 4, ragged at the edges. Of a tile's queries
 least cosine to its middle token stay; their mean looks at the mean keys of all tiles, and tiles
 are kept, the heaviest first, while the softmax mass before them is below `mass`, and at least
 `least` of them. In theirs a dropped query copies the output of the nearest one that stays: a plan
-has no place for that, so here all queries are computed, and the dropped ones only have no say.
+cannot say that, so here all queries are computed, and the dropped ones only have no say.
 """
 
 from __future__ import annotations

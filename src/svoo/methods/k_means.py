@@ -60,13 +60,13 @@ class KMeansMethod(SparseMethod[Config]):
     def cluster(self, query: Tensor, key: Tensor, call: Call) -> CoClusters:
         """Return the clusters of query `[B, H, N, D]` and key `[B, H, M, D]`, made from the
         layer's last centroids on; both guidance branches share them."""
-        place = call.stage, call.layer, call.sample, call.head_offset
-        if place not in self._states:
-            self._states[place] = self.start_state()
+        owner = call.stage, call.layer, call.sample, call.head_offset
+        if owner not in self._states:
+            self._states[owner] = self.start_state()
         with call.watch("clustering"):
             counts = self.config.cluster_counts(query, key)
             videos, chance = call.videos(len(query)), call.chance(self.config.seed)
-            clusters, work = self._states[place].cluster(
+            clusters, work = self._states[owner].cluster(
                 query, key, counts, videos, chance, call.heads
             )
         call.count("clustering", work)

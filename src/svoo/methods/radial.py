@@ -81,11 +81,11 @@ class _Radial(SparseMethod[RadialConfig]):
     def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan:  # noqa: ARG002
         layout = call.need_layout("radial")
         with call.watch("selection"):
-            place = layout.frames, layout.height * layout.width, query.device
-            if place not in self._masks:  # once per run, on the CPU
-                made = radial_blocks(*place[:2], self.config)
-                self._masks[place] = made.to(query.device, non_blocking=True)
-            keep = self._masks[place].expand(*query.shape[:2], -1, -1)
+            made_for = layout.frames, layout.height * layout.width, query.device
+            if made_for not in self._masks:  # once per run, on the CPU
+                made = radial_blocks(*made_for[:2], self.config)
+                self._masks[made_for] = made.to(query.device, non_blocking=True)
+            keep = self._masks[made_for].expand(*query.shape[:2], -1, -1)
             blocks = self.config.block, self.config.block
             return plan_blocks(keep, (layout.video, layout.video), blocks)
 

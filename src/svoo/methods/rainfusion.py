@@ -95,8 +95,8 @@ class RainFusionMethod(SparseMethod[RainFusionConfig]):
         cut = cut_evenly(frames * frame, self.config.block, device).sizes
         width, block = self.config.bandwidth, self.config.block
         keep = torch.ones(2, len(cut) + 1, len(cut) + 1, dtype=torch.bool, device=device)
-        place = torch.arange(len(cut), device=device)
-        apart = (place[:, None] - place).abs()
+        blocks_in_order = torch.arange(len(cut), device=device)
+        apart = (blocks_in_order[:, None] - blocks_in_order).abs()
         local = math.floor(width * frame / block) * frames
         across = math.floor(width * frames * frame / block)
         for kind, blocks in enumerate((local, across)):
@@ -139,10 +139,10 @@ def band_recall(query: Tensor, key: Tensor, width: int, scale: float) -> Tensor:
     away, the mean over rows: `[B, H]`. Rows go in chunks."""
     batch, heads, tokens, _ = query.shape
     dtype = accumulation_dtype(query)
-    keys, place = key.to(dtype).mT, torch.arange(tokens, device=query.device)
+    keys, tokens_in_order = key.to(dtype).mT, torch.arange(tokens, device=query.device)
     total = torch.zeros(batch, heads, dtype=dtype, device=query.device)
-    for rows in place.split(max(1, _CHUNK // (batch * heads * tokens))):
+    for rows in tokens_in_order.split(max(1, _CHUNK // (batch * heads * tokens))):
         weights = (query[:, :, rows].to(dtype) @ keys * scale).softmax(dim=-1)
-        near = (rows[:, None] - place).abs() <= width
+        near = (rows[:, None] - tokens_in_order).abs() <= width
         total += (weights * near).sum(dim=(2, 3))
     return total / tokens

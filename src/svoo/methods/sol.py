@@ -106,10 +106,10 @@ class _Sol(SparseMethod[SolConfig]):
             return plan_blocks(keep, tokens, (block, block), order=order, terms=terms)
 
     def _find_order(self, layout: VideoLayout, device: torch.device) -> Tensor:
-        place = layout.frames, layout.height, layout.width, device
-        if place not in self._orders:
-            self._orders[place] = morton_order(layout, device)
-        return self._orders[place]
+        made_for = layout.frames, layout.height, layout.width, device
+        if made_for not in self._orders:
+            self._orders[made_for] = morton_order(layout, device)
+        return self._orders[made_for]
 
     def _choose(
         self, scores: Tensor, query_means: Tensor, centred: Tensor, scale: float

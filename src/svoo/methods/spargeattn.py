@@ -101,8 +101,8 @@ def self_similar(
     count, so it is not negative and a negative threshold needs no look.
     """
     lead, count = tokens.shape[:2], tokens.shape[2]
-    places = torch.arange(0, count, block, device=tokens.device)
-    whole = (places + block <= count).expand(*lead, -1)
+    starts = torch.arange(0, count, block, device=tokens.device)
+    whole = (starts + block <= count).expand(*lead, -1)
     if threshold < 0:
         return whole
     wide = tokens.to(accumulation_dtype(tokens))

@@ -106,8 +106,8 @@ class _SparsePRMethod(SparseMethod[SparsePRConfig]):
 
     def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Corrected:
         config = self.config
-        place = call.stage, call.layer, call.sample, call.head_offset
-        state = self._states.setdefault(place, _Kept())
+        owner = call.stage, call.layer, call.sample, call.head_offset
+        state = self._states.setdefault(owner, _Kept())
         with call.watch("clustering"):
             clusters, features = self._cluster(query, key, state, call)
         counts = [clusters.query.sizes.shape[2], clusters.key.sizes.shape[2]]
@@ -136,8 +136,8 @@ class _SparsePRMethod(SparseMethod[SparsePRConfig]):
         dtype = accumulation_dtype(query)
         query, key = query.to(dtype), key.to(dtype)
         # As evenly as whole numbers go; all of them if there are fewer.
-        places = torch.linspace(0, query.shape[2] - 1, min(METRIC_TOKENS, query.shape[2]))
-        shown = query.index_select(2, places.round().long().to(query.device, non_blocking=True))
+        indices = torch.linspace(0, query.shape[2] - 1, min(METRIC_TOKENS, query.shape[2]))
+        shown = query.index_select(2, indices.round().long().to(query.device, non_blocking=True))
         seen_by = low_rank_root(shown.transpose(2, 3) @ shown, KEY_RANK)
         keys, _ = self._side("key", key, lambda tokens: tokens @ seen_by, state, call)
         filled = (keys.sizes > 0).unsqueeze(-1).to(dtype)

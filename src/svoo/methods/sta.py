@@ -123,10 +123,10 @@ class STAMethod(SparseMethod[STAConfig]):
         return [(t, h, w) for t, h, w in rows]
 
     def _mask(self, counts: tuple[int, ...], window: Grid, device: torch.device) -> Tensor:
-        place = counts, window, device
-        if place not in self._masks:
-            self._masks[place] = window_mask(counts, window, device)
-        return self._masks[place]
+        made_for = counts, window, device
+        if made_for not in self._masks:
+            self._masks[made_for] = window_mask(counts, window, device)
+        return self._masks[made_for]
 
     @property
     def state_bytes(self) -> int:

@@ -75,12 +75,12 @@ class WindowSearch:
             return run_plan(query, key, value, plan, scale=call.scale).double()
 
         full = attend([2 * count for count in self.counts])
-        for place, window in enumerate(self.candidates):
+        for number, window in enumerate(self.candidates):
             error = (attend(window) - full).square().mean(dim=(0, 2, 3))
             errors = call.heads.gather(error).cpu()
             first = 0 if len(errors) == self._sums.shape[3] else call.head_offset
-            self._sums[place, step, call.layer, first : first + len(errors)] += errors
-            if first == place == 0:
+            self._sums[number, step, call.layer, first : first + len(errors)] += errors
+            if first == number == 0:
                 self._seen[step, call.layer] += 1
 
     def choose(self, dense_steps: int) -> WindowTable:

@@ -71,11 +71,11 @@ class SVG1Config(MethodConfig):
 
 
 class Bands(NamedTuple):
-    """What a grid's plans have in common: the two orders `[2, N]` (spatial, temporal), the place
-    of each token in them, sizes `[blocks]` and keep `[blocks, blocks]`."""
+    """What a grid's plans have in common: the two orders `[2, N]` (spatial, temporal), the
+    position of each token in them, sizes `[blocks]` and keep `[blocks, blocks]`."""
 
     orders: Tensor
-    places: Tensor
+    positions: Tensor
     sizes: Tensor
     keep: Tensor
 
@@ -101,7 +101,7 @@ class _SVG1Method(SparseMethod[SVG1Config]):
                 min(CLASSIFIED_ROWS, layout.video), (config.rows,), generator=chance
             )
             rows = drawn.to(query.device, non_blocking=True)
-            masks = classifying_masks(rows, bands.places, layout, config)
+            masks = classifying_masks(rows, bands.positions, layout, config)
             errors = masked_errors(query, key, value, rows, masks, call.scale)
             temporal = (errors[1] < errors[0]).unsqueeze(-1)
             order = torch.where(temporal, bands.orders[1], bands.orders[0])
@@ -130,16 +130,16 @@ def make_bands(layout: VideoLayout, config: SVG1Config) -> Bands:
 
 
 def classifying_masks(
-    rows: Tensor, places: Tensor, layout: VideoLayout, config: SVG1Config
+    rows: Tensor, positions: Tensor, layout: VideoLayout, config: SVG1Config
 ) -> Tensor:
     """Return the two masks that heads are classified by, for rows `[R]`: bool `[2, R, N]`."""
     frame = layout.height * layout.width
     reach = 2 * frame if config.family == "wan" else 1.5 * frame
-    blocks = (places // config.block).int()  # [2, N]
+    blocks = (positions // config.block).int()  # [2, N]
     apart = (blocks[:, rows].unsqueeze(-1) - blocks.unsqueeze(1)).abs_()
     masks = apart < max(1, int(reach // config.block))
     if config.family == "wan":
-        masks |= (places < frame).unsqueeze(1)
+        masks |= (positions < frame).unsqueeze(1)
     return masks
 
 

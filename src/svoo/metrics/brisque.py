@@ -55,8 +55,8 @@ def read_regression(text: str) -> dict[str, Tensor]:
     for line in body.splitlines():
         first, *entries = line.split()
         vector = [0.0] * 36
-        for place, value in (entry.split(":") for entry in entries):
-            vector[int(place) - 1] = float(value)
+        for number, value in (entry.split(":") for entry in entries):
+            vector[int(number) - 1] = float(value)
         coefficients.append(float(first))
         vectors.append(vector)
     constants = [float(facts["gamma"]), float(facts["rho"])]
@@ -127,8 +127,8 @@ def _normalise(grey: Picture) -> Picture:
     """Return the picture less its local mean, over its local deviation; black around it."""
     from scipy.signal import convolve2d
 
-    places = np.arange(_WINDOW) - _WINDOW // 2
-    line = np.exp(-np.square(places) / (2 * _SIGMA**2))
+    offsets = np.arange(_WINDOW) - _WINDOW // 2
+    line = np.exp(-np.square(offsets) / (2 * _SIGMA**2))
     kernel = np.outer(line, line) / line.sum() ** 2
     mean = convolve2d(grey, kernel, "same")
     square = convolve2d(grey**2, kernel, "same")

@@ -108,7 +108,7 @@ def _write_array(frames: Frames, path: Path) -> None:
 
 
 def _write_pictures(frames: Frames, path: Path) -> None:
-    """Write a folder of pictures: all of them beside it, then in the place of the earlier ones."""
+    """Write a folder of pictures: all of them beside it, then instead of the earlier ones."""
     from PIL import Image
 
     unfinished = path.with_name(f".{path.name}.partial")

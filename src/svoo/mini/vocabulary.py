@@ -52,7 +52,7 @@ def vocabulary() -> list[str]:
         *(wording.format("") for wording in STRAIGHT_WORDINGS),
         *(wording for wordings in OTHER_WORDINGS.values() for wording in wordings),
         *BACKGROUNDS,
-        *(place for places in BACKGROUNDS.values() for place in places),
+        *(wording for wordings in BACKGROUNDS.values() for wording in wordings),
     ]
     return sorted({word for sentence in sentences for word in sentence.split()})
 
@@ -61,11 +61,11 @@ def grammar() -> str:
     """Say in a few lines what a prompt can ask for."""
     return "\n".join(
         (
-            f"a COLOUR SHAPE MOTION PLACE, e.g. {example_prompt()!r}",
+            f"a COLOUR SHAPE MOTION BACKGROUND, e.g. {example_prompt()!r}",
             f"  colours: {', '.join(COLOURS)}",
             f"  shapes: {', '.join(SHAPES)}",
             f"  motions: moves {', '.join(DIRECTIONS)}; bounces, moves in an orbit, grows, spins",
-            f"  places: {', '.join(f'{where[0]} {what}' for what, where in BACKGROUNDS.items())}",
+            f"  backgrounds: {', '.join(f'{at[0]} {what}' for what, at in BACKGROUNDS.items())}",
             "  two things: join them with 'while'",
         )
     )

@@ -269,12 +269,12 @@ def offer_plan(transformer: nn.Module) -> Callable[[], None]:
 
 
 def count_local_first_frames(
-    blocks: Iterable[nn.Module], place: Callable[[], tuple[Split | None, int]]
+    blocks: Iterable[nn.Module], find_spread: Callable[[], tuple[Split | None, int]]
 ) -> Callable[[], None]:
     """Make blocks that treat the first `num_tokens` tokens in their own way (HunyuanVideo with an
     image) count those of this rank's shard; return the undo function.
 
-    `place()` says how the present forward is spread and how many video tokens it has.
+    `find_spread()` says how the present forward is spread and how many video tokens it has.
     """
     undo = ExitStack()
     for block in blocks:
@@ -285,7 +285,7 @@ def count_local_first_frames(
         def localise(
             _block: nn.Module, arguments: tuple[Any, ...], index: int = names.index("num_tokens")
         ) -> tuple[Any, ...]:
-            split, video = place()
+            split, video = find_spread()
             if split is None:
                 return arguments
             sizes = split.sizes(video)

@@ -72,8 +72,8 @@ def describe_measuring(
 
 
 def _name(pipe: Any) -> str:  # noqa: ANN401
-    place = str(dict(getattr(pipe, "config", {})).get("_name_or_path") or "")
-    return Path(place).name or type(pipe).__name__  # never the path of somebody's machine
+    path = str(dict(getattr(pipe, "config", {})).get("_name_or_path") or "")
+    return Path(path).name or type(pipe).__name__  # never the path of somebody's machine
 
 
 def say_rows(rows: int | str | None) -> str:

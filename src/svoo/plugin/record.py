@@ -180,7 +180,7 @@ class Recorder:
             def after_step(done: int, steps: int) -> None:
                 if done == 1:  # a run that cannot be recorded is not run to its end
                     _noise_levels(handle)
-                    table.places([0])
+                    table.entries([0])
                 on_step(done, steps)
 
             clock = LoopTimer(after_step).as_argument(self._pipe)
@@ -209,8 +209,8 @@ class _Table:
                 video = layout.video_part(query[part]), layout.video_part(key[part])
                 value, error = self.measuring.measure(*video, call.scale, seed)
                 of_mean = error.square().sum(dim=0).sqrt() / len(error)
-                place = call.step, call.layer, branch
-                self.found[place] = value.mean(dim=0).cpu(), of_mean.cpu()
+                entry = call.step, call.layer, branch
+                self.found[entry] = value.mean(dim=0).cpu(), of_mean.cpu()
         self.stage[call.step] = call.stage
         self.tokens = layout.video
 
@@ -224,28 +224,28 @@ class _Table:
         """The branches to be measured."""
         return ("cond",) if self.measuring.branch == "cond" else ("cond", "uncond")
 
-    def places(self, steps: Sequence[int]) -> list[tuple[int, int, str]]:
+    def entries(self, steps: Sequence[int]) -> list[tuple[int, int, str]]:
         """Return step, layer and branch of all that these steps must have, in the order of a
         profile; refuse where one was not measured."""
         ordered = product(self.branches, steps, range(self.layers))
-        places = [(step, layer, branch) for branch, step, layer in ordered]
-        missing = [place for place in places if place not in self.found]
-        if missing or not places:
+        entries = [(step, layer, branch) for branch, step, layer in ordered]
+        missing = [entry for entry in entries if entry not in self.found]
+        if missing or not entries:
             what = "step {}, layer {}, {}".format(*missing[0]) if missing else "no layer"
             raise ProfileError(
                 f"nothing was measured for {what}: attention was not called there. Caches that "
                 "skip steps must be off, and branch=both needs a run with guidance"
             )
-        return places
+        return entries
 
     def as_profile(self, handle: Handle, request: Mapping[str, str]) -> Profile:
         """Return the run as a profile: one input, or two if both branches were measured."""
         sigmas = _noise_levels(handle)
         steps = list(range(0, len(sigmas), self.measuring.every))
-        places = self.places(steps)
+        entries = self.entries(steps)
 
         def stack(which: int) -> Tensor:
-            flat = torch.stack([self.found[place][which] for place in places])
+            flat = torch.stack([self.found[entry][which] for entry in entries])
             return flat.unflatten(0, (len(self.branches), len(steps), self.layers)).float()
 
         facts = {**request, "tokens": str(self.tokens), "steps": str(len(sigmas))}
@@ -274,6 +274,6 @@ def _branches(call: Call, batch: int) -> list[tuple[str, list[int]]]:
     names = [call.branch] * batch if isinstance(call.branch, str) else list(call.branch)
     known = {"forward 0": "cond", "forward 1": "uncond"}  # where the pipeline gives no names
     samples: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        samples.setdefault(known.get(name, name), []).append(place)
-    return [(name, places) for name, places in samples.items() if name in ("cond", "uncond")]
+    for sample, name in enumerate(names):
+        samples.setdefault(known.get(name, name), []).append(sample)
+    return [(name, own) for name, own in samples.items() if name in ("cond", "uncond")]

@@ -61,6 +61,6 @@ class Store:
         profile.save(self.unfinished)
 
     def finish(self, profile: Profile) -> None:
-        """Put the whole profile in its place."""
+        """Save the whole profile and remove the unfinished one."""
         profile.save(self.path)
         self.unfinished.unlink(missing_ok=True)

@@ -213,10 +213,10 @@ def scatter(axes: Axes, entries: Sequence[Entry], label: str | None = None) -> N
         if not finite or name not in faster:
             continue
         height = float(np.median(finite))
-        place = float(np.median(list(faster[name].values()))), min(height, _SHOWN)
+        point = float(np.median(list(faster[name].values()))), min(height, _SHOWN)
         shown = name if height <= _SHOWN else f"{name} ({height:.0f} dB)"
-        axes.scatter(*place, s=22)
-        axes.annotate(shown, place, (4, 3), textcoords="offset points", fontsize=7)
+        axes.scatter(*point, s=22)
+        axes.annotate(shown, point, (4, 3), textcoords="offset points", fontsize=7)
     axes.set(xlabel="speed-up of the denoising loop", ylabel="PSNR against dense, dB")
     axes.grid(visible=True, alpha=0.3)
     if label:

@@ -137,8 +137,8 @@ def _draw(example: Example) -> Plot:
     figure = Figure(figsize=(5.2, 4.6), layout="constrained")
     axes = figure.subplots()
     axes.scatter(example.first, example.second, s=5, color="lightgray")
-    for number, place in enumerate(example.keys, start=1):
-        at = example.first[place], example.second[place]
+    for number, index in enumerate(example.keys, start=1):
+        at = example.first[index], example.second[index]
         axes.scatter(*at, s=36)
         axes.annotate(f"k{number}", at, (5, 4), textcoords="offset points")
     axes.axvline(0, color="gray", linewidth=0.6)

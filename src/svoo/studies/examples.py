@@ -88,8 +88,8 @@ def _draw(prompt: str, videos: Mapping[str, bytes], number: int) -> Plot:
     lines = figure.subplots(len(videos), 1, squeeze=False)[:, 0]
     for axes, (name, video) in zip(lines, videos.items(), strict=True):
         frames = decode(video)
-        places = np.linspace(0, len(frames) - 1, _SHOWN).round().astype(int)
-        axes.imshow(np.concatenate(list(frames[places]), axis=1))
+        shown = np.linspace(0, len(frames) - 1, _SHOWN).round().astype(int)
+        axes.imshow(np.concatenate(list(frames[shown]), axis=1))
         axes.set(xticks=[], yticks=[])
         axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7)
     return Plot(f"examples-{number}", f"Strips: {prompt}", as_png(figure))

@@ -43,7 +43,7 @@ class LayersStudy:
         if density is None:
             return Section()
         parts: list[Table | Plot] = [_deviations(density)]
-        parts += [_draw(density[..., place], mass) for place, mass in enumerate(MASSES)]
+        parts += [_draw(density[..., index], mass) for index, mass in enumerate(MASSES)]
         return Section(_claims(density[..., 0]), parts)
 
 
@@ -78,8 +78,8 @@ def bootstrap(density: Density, figure: Callable[[Density], float]) -> tuple[flo
 
 def _deviations(density: Density) -> Table:
     rows = []
-    for place, mass in enumerate(MASSES):
-        here = density[..., place]
+    for index, mass in enumerate(MASSES):
+        here = density[..., index]
         figures = here.mean(), over_inputs(here), over_layers(here), over_heads(here)
         rows.append([Cell(f"{mass:.0%}"), *(Cell(_say(value)) for value in figures)])
     columns = ["mass", "mean density", "std over inputs", "std over layers", "std over heads"]
@@ -97,13 +97,13 @@ def _draw(density: Density, mass: float) -> Plot:
     layers, heads = density.shape[1:]
     figure = Figure(figsize=(8, 5.6), layout="constrained")
     boxes, stems = figure.subplots(2, 1)
-    places = list(range(layers))
-    boxes.boxplot([density[:, layer].mean(axis=1) for layer in places], positions=places)
+    positions = list(range(layers))
+    boxes.boxplot([density[:, layer].mean(axis=1) for layer in positions], positions=positions)
     boxes.set(xlabel="layer", ylabel="density, mean over heads", ylim=(0, None))
     boxes.set_title(
         f"density at {mass:.0%} of the mass, by layer, boxes over {len(density)} inputs"
     )
-    by_head = [density[:, layer, head] for layer in places for head in range(heads)]
+    by_head = [density[:, layer, head] for layer in positions for head in range(heads)]
     stems.boxplot(by_head, widths=0.7, flierprops={"markersize": 2})
     stems.set(xlabel="head, layer by layer", ylabel="density", ylim=(0, None), xticks=[])
     for layer in range(1, layers):

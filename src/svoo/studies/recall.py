@@ -64,8 +64,8 @@ class RecallStudy:
                 if call.step in looked_at:
                     seed = mix_seeds(lab.seed, call.layer, call.step)
                     curves = measure(query, key, call.scale, seed)
-                    place = lab.tokens(size), call.layer, call.step
-                    rows.append(RecallRow(entry["prompt"], *place, curves))
+                    where = lab.tokens(size), call.layer, call.step
+                    rows.append(RecallRow(entry["prompt"], *where, curves))
 
             lab.look(entry, size, observe)
             return {"rows": [asdict(row) for row in rows]}
@@ -127,8 +127,8 @@ def at_density(curve: list[tuple[float, float]], density: float) -> float:
     """Return a curve's recall at a density, in a straight line between its points; no pairs hold
     no attention, all pairs all of it."""
     points = sorted([(0.0, 0.0), *((float(x), float(y)) for x, y in curve), (1.0, 1.0)])
-    places, values = np.array(points).T
-    return float(np.interp(density, places, values))
+    densities, values = np.array(points).T
+    return float(np.interp(density, densities, values))
 
 
 def _gain(rows: list[RecallRow], other: str) -> Interval | None:

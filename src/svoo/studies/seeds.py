@@ -118,9 +118,9 @@ def _draw(psnr: Mapping[str, Mapping[str, float]]) -> Plot:
 
     figure = Figure(figsize=(6.5, 3.2), layout="constrained")
     axes = figure.subplots()
-    for place, (name, values) in enumerate(psnr.items()):
+    for row, (name, values) in enumerate(psnr.items()):
         finite = [value for value in values.values() if value < float("inf")]
-        axes.scatter(finite, [place] * len(finite), s=16, label=name)
+        axes.scatter(finite, [row] * len(finite), s=16, label=name)
     axes.set_yticks(range(len(psnr)), list(psnr))
     axes.set(xlabel="PSNR against the dense video, dB")
     axes.grid(visible=True, alpha=0.3)

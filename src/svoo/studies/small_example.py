@@ -39,9 +39,9 @@ def find_example(query: Tensor, key: Tensor, layer: int, chance: torch.Generator
         for first in range(len(logits)):
             found = _with_first(logits, first)
             if best is None or found[0] > best.margin:
-                margin, second, places = found
+                margin, second, corners = found
                 one, other = (_short(logits[row].tolist()) for row in (first, second))
-                best = Example(layer, head, one, other, places, margin)
+                best = Example(layer, head, one, other, corners, margin)
     assert best is not None  # every tensor has a head and a query
     return best
 
@@ -52,9 +52,9 @@ def _with_first(logits: Tensor, first: int) -> tuple[float, int, list[int]]:
     for one, other in _CORNERS:
         depths.append(torch.minimum(one * logits[first], other * logits))  # [queries, keys]
     stacked = torch.stack(depths)
-    deepest, places = stacked.max(dim=2)  # [corners, queries]
+    deepest, corners = stacked.max(dim=2)  # [corners, queries]
     margin, second = deepest.min(dim=0).values.max(dim=0)
-    return float(margin), int(second), places[:, int(second)].tolist()
+    return float(margin), int(second), corners[:, int(second)].tolist()
 
 
 def _short(values: list[float]) -> list[float]:

@@ -84,10 +84,10 @@ def _divide(todo: Sequence[tuple[Study, Job]], results: Results) -> list[Part]:
     costs: dict[tuple[str, str], float] = {}
     for study, job in todo:
         if job.prompt:
-            place = study.name, job.prompt
-            costs[place] = costs.get(place, 0.0) + job.cost
+            part = study.name, job.prompt
+            costs[part] = costs.get(part, 0.0) + job.cost
     known = [record for record in results.records if record.kind not in _NEVER_SENT]
-    return [Part(*place, cost, known) for place, cost in costs.items()]
+    return [Part(*part, cost, known) for part, cost in costs.items()]
 
 
 class StudyWorker:

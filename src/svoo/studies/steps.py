@@ -31,8 +31,8 @@ class StepsStudy:
         if density is None or sigma is None:
             return Section()
         rows, parts = [], []
-        for place, mass in enumerate(MASSES):
-            here = density[..., place]  # [prompts, steps, layers]
+        for index, mass in enumerate(MASSES):
+            here = density[..., index]  # [prompts, steps, layers]
             steps, layers = here.std(axis=1).mean(), here.mean(axis=(0, 1)).std()
             rows.append([Cell(f"{mass:.0%}"), Cell(f"{steps:.4f}"), Cell(f"{layers:.4f}")])
             figure = Figure(figsize=(7, 4), layout="constrained")

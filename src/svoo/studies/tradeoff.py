@@ -100,8 +100,8 @@ def knob_of(name: str) -> str:
 
 def _thin(values: tuple[float, ...], points: int) -> list[float]:
     """Return so many of the values, the ends among them."""
-    places = np.linspace(0, len(values) - 1, min(points, len(values))).round().astype(int)
-    return [values[place] for place in places]
+    indices = np.linspace(0, len(values) - 1, min(points, len(values))).round().astype(int)
+    return [values[index] for index in indices]
 
 
 def curves(entries: Sequence[Entry]) -> dict[str, list[tuple[float, float]]]:

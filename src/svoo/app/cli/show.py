@@ -58,7 +58,7 @@ def run(
     check_writable(out)
     model = known_model(request.model)
     steps = call_sizes(request, model).get("num_inference_steps", 50)
-    place = (steps // 2 if step is None else step), layer, head
+    where = (steps // 2 if step is None else step), layer, head
     config = choose_method(request, model)
     assert config is not None  # a name was given
     if config.name == "dense":
@@ -71,28 +71,28 @@ def run(
         pipe = open_pipeline(request, model)
 
         def on_step(done: int, _total: int) -> None:
-            bar.update(task, description="denoising", completed=done, total=place[0])
+            bar.update(task, description="denoising", completed=done, total=where[0])
 
         found: list[Sight] = []
         clock = LoopTimer(on_step).as_argument(pipe)
-        with apply(pipe, watch_one(config, place, found)):
+        with apply(pipe, watch_one(config, where, found)):
             sight = see(
                 lambda: call_pipeline(pipe, **call_arguments(request, model), **clock),
                 found,
-                place,
+                where,
             )
         picture = draw_maps(sight)
-        title = f"{method}: layer {layer}, head {head}, step {place[0]} of {steps}"
+        title = f"{method}: layer {layer}, head {head}, step {where[0]} of {steps}"
         write_picture(picture, out, title)
     output.say(
-        f"{out} written: step {place[0]}, kept {picture.density:.1%} of the pairs and "
+        f"{out} written: step {where[0]}, kept {picture.density:.1%} of the pairs and "
         f"{picture.recall:.1%} of the attention"
     )
     output.data(
         {
             "out": str(out),
             "method": method,
-            "step": place[0],
+            "step": where[0],
             "layer": layer,
             "head": head,
             "density": picture.density,

@@ -21,12 +21,12 @@ def assign(tokens: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tenso
     if bias is None:
         bias = weights.new_zeros(weights.shape[:3])
     # Weights that fill up the last piece repeat the last one, so that none of them comes first.
-    places = torch.arange(-(-clusters // _ROWS) * _ROWS, device=device).clamp(max=clusters - 1)
-    weights, bias = (each.float().index_select(2, places) for each in (weights, bias))
+    rows = torch.arange(-(-clusters // _ROWS) * _ROWS, device=device).clamp(max=clusters - 1)
+    weights, bias = (each.float().index_select(2, rows) for each in (weights, bias))
     tokens = dense_rows(tokens)
     labels = torch.empty(tokens.shape[:3], dtype=torch.int64, device=device)
     pointers = (tensor.data_ptr() for tensor in (weights, bias, labels))
-    call = Assignment(point_to(tokens), *pointers, *tokens.shape, len(places))
+    call = Assignment(point_to(tokens), *pointers, *tokens.shape, len(rows))
     run_kernel("assign", tokens.dtype, call)
     return labels
 

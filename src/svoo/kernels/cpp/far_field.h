@@ -220,12 +220,12 @@ private:
     void add_values(int tile, int q, int rows, const float *factor) {
         const float *own = (const float *)weights + q;
         for (int64_t d = 0; d < padded; d += 2 * LANES) {
-            float *place = sums + (tile * TILE + q) * padded + d;
+            float *own_sums = sums + (tile * TILE + q) * padded + d;
             Vector sum[LOOKERS][2] = {};
             if (factor)
                 for (int i = 0; i < LOOKERS; i++)
                     for (int part = 0; part < 2; part++)
-                        sum[i][part] = load(place + i * padded + part * LANES) * factor[i];
+                        sum[i][part] = load(own_sums + i * padded + part * LANES) * factor[i];
             for (int row = 0; row < rows; row++) {
                 const Vector low = load(values + row * padded + d);
                 const Vector high = load(values + row * padded + d + LANES);
@@ -236,7 +236,7 @@ private:
             }
             for (int i = 0; i < LOOKERS; i++)
                 for (int part = 0; part < 2; part++)
-                    store(sum[i][part], place + i * padded + part * LANES);
+                    store(sum[i][part], own_sums + i * padded + part * LANES);
         }
     }
 
@@ -257,10 +257,10 @@ private:
                     squares[lane] += own * own;
                 }
             }
-            const int64_t place = slot * tiles * WIDTH + v;
-            seen[SHIFT][place] = rows ? tops[v] - bases[v] : all(0);
-            seen[TOTAL][place] = total;
-            seen[LENGTH][place] = square_root(add_columns(squares));
+            const int64_t vector = slot * tiles * WIDTH + v;
+            seen[SHIFT][vector] = rows ? tops[v] - bases[v] : all(0);
+            seen[TOTAL][vector] = total;
+            seen[LENGTH][vector] = square_root(add_columns(squares));
         }
     }
 

@@ -108,9 +108,9 @@ public:
         Part &part = parts[number];
         attend_chunk(part);
         for (int v = 0; v < part.vectors; v++) {
-            const int place = part.first_tile * WIDTH + v;
-            const Vector share = 1.0f / totals[place];
-            const Vector *own = outputs + place / WIDTH * padded() * WIDTH + place % WIDTH;
+            const int vector = part.first_tile * WIDTH + v;
+            const Vector share = 1.0f / totals[vector];
+            const Vector *own = outputs + vector / WIDTH * padded() * WIDTH + vector % WIDTH;
             for (int64_t d = 0; d < size; d += LANES) {
                 Vector square[LANES];
                 for (int i = 0; i < LANES; i++) square[i] = own[(d + i) * WIDTH] * share;
@@ -122,9 +122,9 @@ public:
     }
 
     float lse(int number, int q) const {  // natural, of the logits with their biases
-        const int64_t place = parts[number].first_tile * TILE + q;
-        const float top = ((const float *)tops)[place];
-        return (top + std::log2(((const float *)totals)[place])) / LOG2_E;
+        const int64_t query = parts[number].first_tile * TILE + q;
+        const float top = ((const float *)tops)[query];
+        return (top + std::log2(((const float *)totals)[query])) / LOG2_E;
     }
 
 private:

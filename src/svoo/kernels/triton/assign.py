@@ -113,8 +113,8 @@ def _assign(
         )
         scores = multiply(own, tl.trans(others), PRODUCTS)
         scores += tl.load(bias + columns, mask=real, other=float("-inf"))[None, :]
-        top, place = tl.max(scores, axis=1, return_indices=True)
+        top, column = tl.max(scores, axis=1, return_indices=True)
         better = top > best  # strictly: an equal score further on does not win
         best = tl.where(better, top, best)
-        label = tl.where(better, first + place, label)
+        label = tl.where(better, first + column, label)
     tl.store(labels + pair * count + rows, label.to(tl.int64), mask=inside)

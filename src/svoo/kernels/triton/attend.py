@@ -62,10 +62,10 @@ def _absorb_terms(
         if entries is not None:
             terms = tl.load(entries + slots, mask=inside, other=0) // 2
         own_bias = tl.load(bias + terms, mask=inside, other=float("-inf"))
-        places = terms[:, None] * SIZE + numbers[None, :]
+        offsets = terms[:, None] * SIZE + numbers[None, :]
         some = (own_bias > float("-inf"))[:, None] & (numbers < SIZE)[None, :]
-        asked = tl.load(key + places, mask=some, other=0.0)
-        told = tl.load(value + places, mask=some, other=0.0)
+        asked = tl.load(key + offsets, mask=some, other=0.0)
+        told = tl.load(value + offsets, mask=some, other=0.0)
         total, peak, weight = _absorb(
             total, peak, weight, queries, asked, told, own_bias, factor, PRODUCTS
         )
@@ -163,9 +163,9 @@ def attend(
         kept = tl.load(counts + block)
         for first in tl.range(0, kept, COLUMNS // PIECE, num_stages=STAGES):
             entry = tl.load(entries + first)
-            place = entry // 2 * PIECE
-            bias = tl.load(lane_bias + tl.where(entry % 2 == 0, place + PIECE, 0))
-            tokens = tl.load(lane_tokens + place)
+            first_lane = entry // 2 * PIECE
+            bias = tl.load(lane_bias + tl.where(entry % 2 == 0, first_lane + PIECE, 0))
+            tokens = tl.load(lane_tokens + first_lane)
             if WIDE:
                 tokens = tokens.to(tl.int64)
             asked = _load(key + (tokens * key_token)[:, None], SIZE, WIDTH)

@@ -1,7 +1,7 @@
 """Means and variances over runs of tokens: a cluster's centroid, a block's mean key. One program
 a run.
 
-Tokens are read in the order of their clusters, so no two programs write to one place: nothing is
+Tokens are read in the order of their clusters, so no two programs write to one address: nothing is
 atomic, and the same input gives the same bits.
 """
 

@@ -27,7 +27,7 @@ _CHUNK = 1024
 
 class Pieces(NamedTuple):
     """At most `length` consecutive tokens of one block each, int32 `[B, H, P]`: the block, the
-    place of the first token in block order, the number of tokens (0: there is no such piece)."""
+    first token's position in block order, the number of tokens (0: there is no such piece)."""
 
     block: Tensor
     start: Tensor
@@ -61,9 +61,9 @@ def cut(sizes: Tensor, length: int, tokens: int) -> Pieces:
     numbers = (sizes + length - 1) // length
     ends = numbers.cumsum(dim=-1)
     bound = min(tokens, tokens // length + blocks)  # each block has one short piece at most
-    places = torch.arange(bound, device=sizes.device).expand(*sizes.shape[:2], bound).contiguous()
-    block = torch.searchsorted(ends, places, right=True).clamp(max=blocks - 1)
-    first = (places - (ends - numbers).gather(-1, block)) * length  # inside its block
+    pieces = torch.arange(bound, device=sizes.device).expand(*sizes.shape[:2], bound).contiguous()
+    block = torch.searchsorted(ends, pieces, right=True).clamp(max=blocks - 1)
+    first = (pieces - (ends - numbers).gather(-1, block)) * length  # inside its block
     start = (sizes.cumsum(dim=-1) - sizes).gather(-1, block) + first
     size = (sizes.gather(-1, block) - first).clamp(0, length)
     return Pieces(block.int(), start.int(), size.int())
@@ -132,17 +132,17 @@ def _keep_pieces(
     found = 0
     last = 0
     for first in range(0, pieces, CHUNK):
-        places = first + tl.arange(0, CHUNK)
-        inside = places < pieces
-        here = pair * pieces + places
+        numbers = first + tl.arange(0, CHUNK)
+        inside = numbers < pieces
+        here = pair * pieces + numbers
         length = tl.load(size + here, mask=inside, other=0)
         wanted = tl.load(
             keep + tl.load(block + here, mask=inside, other=0), mask=length > 0, other=0
         )
         taken = (wanted != 0).to(tl.int32)
         ranks = found + tl.cumsum(taken, axis=0) - taken
-        tl.store(entries + ranks, 2 * places, mask=taken != 0)
+        tl.store(entries + ranks, 2 * numbers, mask=taken != 0)
         found += tl.sum(taken, axis=0)
-        last = tl.maximum(last, tl.max(places * taken, axis=0))
+        last = tl.maximum(last, tl.max(numbers * taken, axis=0))
     tl.store(entries + found + tl.arange(0, GROUP), tl.full([GROUP], 1, tl.int32) + 2 * last)
     tl.store(counts + row, found)
