@@ -41,19 +41,7 @@ def empty_tokens(heads: int, tokens: int) -> Tensor:
 
 
 def run(query: Tensor, plan: BlockPlan) -> Tensor:
-    return sparse_attention(
-        query,
-        query,
-        query,
-        query_order=plan.query_order,
-        key_order=plan.key_order,
-        query_sizes=plan.query_sizes,
-        key_sizes=plan.key_sizes,
-        keep=plan.keep,
-        terms=plan.terms,
-        scale=0.1,
-        return_lse=False,
-    )[0]
+    return sparse_attention(query, query, query, plan, scale=0.1, return_lse=False)[0]
 
 
 @MODELS

@@ -11,6 +11,7 @@ from tools import kernel_report as report
 
 SMALLEST_CALL = """
 import torch
+from svoo.core.plan import BlockPlan
 from svoo.core.terms import MeanTerms
 from svoo.kernels.triton import assign, launch, sparse
 from tools import kernel_report as report
@@ -19,10 +20,8 @@ one = torch.ones(1, 1, 1, dtype=torch.int64)
 token, launched = torch.ones(1, 1, 1, 8), []
 launch.Launch.run = lambda self: launched.append(self)
 assign.assign(token, token)
-sparse.sparse_attention(
-    token, token, token, query_order=None, key_order=None, query_sizes=one, key_sizes=one,
-    keep=one.bool().unsqueeze(-1), terms=MeanTerms(one.bool()), scale=1.0, return_lse=True,
-)
+plan = BlockPlan(None, None, one, one, one.bool().unsqueeze(-1), MeanTerms(one.bool()))
+sparse.sparse_attention(token, token, token, plan, scale=1.0, return_lse=True)
 print(*(report.describe_launch(each.kernel.__name__, each, 90).name for each in launched))
 """
 

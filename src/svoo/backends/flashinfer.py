@@ -167,8 +167,8 @@ def _drop_empty(sizes: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     Heads must have equally many, so single tokens are split off the blocks of those that have
     fewer: the pairs that a plan computes stay the same.
     """
-    places = torch.arange(tokens, device=sizes.device).expand(len(sizes), tokens).contiguous()
-    block = torch.searchsorted(sizes.cumsum(dim=-1), places, right=True)
+    positions = torch.arange(tokens, device=sizes.device).expand(len(sizes), tokens).contiguous()
+    block = torch.searchsorted(sizes.cumsum(dim=-1), positions, right=True)
     is_last = torch.ones_like(block, dtype=torch.bool)
     is_last[:, :-1] = block[:, :-1] != block[:, 1:]
     found = is_last.sum(dim=-1, keepdim=True)
@@ -211,18 +211,7 @@ def _kernel_part(
     from svoo.kernels.triton.sparse import sparse_attention
 
     output, lse = sparse_attention(
-        query,
-        key,
-        value,
-        query_order=plan.query_order,
-        key_order=plan.key_order,
-        query_sizes=plan.query_sizes,
-        key_sizes=plan.key_sizes,
-        keep=plan.keep,
-        terms=plan.terms,
-        scale=scale,
-        return_lse=True,
-        only_terms=True,
+        query, key, value, plan, scale=scale, return_lse=True, only_terms=True
     )
     assert lse is not None  # asked for
     return output, lse

@@ -34,17 +34,5 @@ class TritonBackend:
         """Attend in one kernel that gathers the tokens itself."""
         from svoo.kernels.triton.sparse import sparse_attention
 
-        output, lse = sparse_attention(
-            query,
-            key,
-            value,
-            query_order=plan.query_order,
-            key_order=plan.key_order,
-            query_sizes=plan.query_sizes,
-            key_sizes=plan.key_sizes,
-            keep=plan.keep,
-            terms=plan.terms,
-            scale=scale,
-            return_lse=return_lse,
-        )
-        return Attention(output, lse)
+        found = sparse_attention(query, key, value, plan, scale=scale, return_lse=return_lse)
+        return Attention(*found)

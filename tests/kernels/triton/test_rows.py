@@ -15,7 +15,7 @@ def test_mean_terms_enter_where_blocks_are_left_out(
 ) -> None:
     plan = plan_on(kernel_device, case.plan(compensate=True))
     _, key, value = (tokens.to(kernel_device) for tokens in case.tokens())
-    rows = find_rows(key, value, plan.key_order, plan.key_sizes, plan.keep, plan.terms)
+    rows = find_rows(key, value, plan)
     blocks = rows.blocks
     assert blocks is not None and rows.groups is None
     torch.testing.assert_close(blocks.key, block_means(key, plan))
@@ -36,7 +36,7 @@ def test_means_are_rounded_to_the_nearest(kernel_device: torch.device, dtype: to
     case = Case(1, 2, 9, 200, 32, 2, 7, seed=4)
     plan = plan_on(kernel_device, case.plan(compensate=True))
     _, key, value = (tokens.to(kernel_device) for tokens in case.tokens(dtype))
-    blocks = find_rows(key, value, plan.key_order, plan.key_sizes, plan.keep, plan.terms).blocks
+    blocks = find_rows(key, value, plan).blocks
     assert blocks is not None
     for means, tokens in ((blocks.key, key), (blocks.value, value)):
         wide = block_means(tokens.double(), plan)
@@ -47,5 +47,5 @@ def test_means_are_rounded_to_the_nearest(kernel_device: torch.device, dtype: to
 def test_a_plan_without_terms_has_no_rows() -> None:
     plan = Case(1, 1, 9, 9, 8, 2, 3, seed=0).plan(compensate=False)
     _, key, value = Case(1, 1, 9, 9, 8, 2, 3, seed=0).tokens()
-    assert find_rows(key, value, None, plan.key_sizes, plan.keep, None) == TermRows()
+    assert find_rows(key, value, plan) == TermRows()
     assert set(TermRows().arguments().values()) == {None, 0}

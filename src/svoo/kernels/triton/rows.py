@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from svoo.core.layout import plain
-from svoo.core.terms import FarTerms, GroupTerms, MeanTerms, Terms
+from svoo.core.plan import BlockPlan
+from svoo.core.terms import FarTerms, GroupTerms, MeanTerms
 from svoo.kernels.triton.centroids import fill_means
 from svoo.kernels.triton.ranges import Kept, Pieces, keep_pieces
 
@@ -51,16 +52,10 @@ class TermRows(NamedTuple):
         }
 
 
-def find_rows(
-    key: Tensor,
-    value: Tensor,
-    order: Tensor | None,
-    sizes: Tensor,
-    keep: Tensor,
-    terms: Terms | None,
-) -> TermRows:
-    """Return the rows of terms for key, value `[B, H, M, D]` in an order `[B, H, M]`, with key
-    block sizes `[B, H, Ck]` and keep `[B, H, Cq, Ck]`. Does not wait for the device."""
+def find_rows(key: Tensor, value: Tensor, plan: BlockPlan) -> TermRows:
+    """Return the rows of a plan's terms for key, value `[B, H, M, D]`. Does not wait for the
+    device."""
+    order, sizes, terms = plan.key_order, plan.key_sizes, plan.terms
     if terms is None:
         return TermRows()
     shape = (*sizes.shape, key.shape[3])
@@ -70,7 +65,7 @@ def find_rows(
         mean_value = value.new_zeros(shape)
         fill_means(value, order, sizes, mean_value)
         logs = sizes.float().log2().masked_fill(~terms.compensate, -torch.inf)
-        bias = logs.unsqueeze(2).masked_fill(keep, -torch.inf)
+        bias = logs.unsqueeze(2).masked_fill(plan.keep, -torch.inf)
         enters = bias > -torch.inf
         return TermRows(BlockRows(mean_key, mean_value, bias, _list(enters)))
     return TermRows(_far_rows(mean_key, terms, sizes), _groups(terms.groups))

@@ -2,7 +2,7 @@
 
 Kept key blocks are read in pieces of 16 tokens, four of which fill a tile of 64 columns whatever
 their blocks; rows are gathered through the token order in the loads themselves. A row of 128
-bfloat16 numbers is 256 bytes in one place, so a gathered row moves no more bytes than a copied one
+bfloat16 numbers is 256 bytes in a row, so a gathered row moves no more bytes than a copied one
 would, and no copy of keys and values is needed. Every lane reads a token that is kept, so loads
 need no masks, and a bias from a list hides those that only fill a tile. The terms of left-out
 blocks are further rows of the same softmax.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from svoo.core.layout import dense_rows, empty_rows, plain
-from svoo.core.terms import Terms
+from svoo.core.plan import BlockPlan
 from svoo.kernels.triton.attend import attend
 from svoo.kernels.triton.launch import Launch, padded, products
 from svoo.kernels.triton.ranges import (
@@ -40,19 +40,14 @@ def sparse_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    plan: BlockPlan,
     *,
-    query_order: Tensor | None,
-    key_order: Tensor | None,
-    query_sizes: Tensor,
-    key_sizes: Tensor,
-    keep: Tensor,
-    terms: Terms | None,
     scale: float,
     return_lse: bool,
     only_terms: bool = False,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend from query `[B, H, N, D]` to key, value `[B, H, M, D]`; the rest is a `BlockPlan`'s.
+    """Attend from query `[B, H, N, D]` to key, value `[B, H, M, D]` as a plan says.
 
     Returns the output `[B, H, N, D]` and the natural log-sum-exp, float32 `[B, H, N]`, or None.
     `only_terms` leaves the kept blocks to somebody else; a row without any term has output 0 and
@@ -61,10 +56,10 @@ def sparse_attention(
     tile = tile or attention_tile(architecture_of(query.device), query.dtype)
     query, key, value = (dense_rows(tokens) for tokens in (query, key, value))
     kept = lanes = lse = None
-    query_pieces = cut(query_sizes, tile.rows, query.shape[2])
+    query_pieces = cut(plan.query_sizes, tile.rows, query.shape[2])
     if not only_terms:
-        key_pieces = cut(key_sizes, PIECE, key.shape[2])
-        kept, lanes = keep_pieces(key_pieces, keep), spread(key_pieces, key_order)
+        key_pieces = cut(plan.key_sizes, PIECE, key.shape[2])
+        kept, lanes = keep_pieces(key_pieces, plan.keep), spread(key_pieces, plan.key_order)
         query_pieces = _longest_first(query_pieces, kept.counts)
     if return_lse:
         lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
@@ -75,12 +70,12 @@ def sparse_attention(
         value,
         output,
         lse,
-        query_order=query_order,
+        query_order=plan.query_order,
         query_pieces=query_pieces,
         kept=kept,
         lanes=lanes,
-        rows=find_rows(key, value, key_order, key_sizes, keep, terms),
-        query_blocks=keep.shape[2],
+        rows=find_rows(key, value, plan),
+        query_blocks=plan.keep.shape[2],
         scale=scale,
         tile=tile,
     ).run()
@@ -118,9 +113,9 @@ def plan_launch(
     batch, heads, queries, size = query.shape
     tensors = {"query": query, "key": key, "value": value, "output": output}
     strides = {
-        f"{name}_{axis}": tensor.stride(place)
+        f"{name}_{axis}": tensor.stride(dim)
         for name, tensor in tensors.items()
-        for place, axis in enumerate(("batch", "head", "token"))
+        for dim, axis in enumerate(("batch", "head", "token"))
     }
     far = max(tensor.stride(2) * tensor.shape[2] for tensor in (key, value))
     arguments = {
