@@ -64,6 +64,12 @@ def test_the_catalogue_gives_the_call_defaults() -> None:
         ({"method": "magic"}, "--method must be one of .*svoo.*paper, release, got 'magic'"),
         ({"quality": "best"}, "--quality must be one of fast, balanced, careful, got 'best'"),
         ({"quality": "fast", "method": "paper"}, "--quality is svoo's"),
+        (
+            {"profile": Path("p")},
+            "--profile is for --method paper, release, sta, or --mass: default mode does not use",
+        ),
+        ({"profile": Path("p"), "method": "svg2"}, "or --mass: svg2 does not use one"),
+        ({"profile": Path("p"), "quality": "fast"}, "default mode does not use one"),
         ({"prompt": "a\udcff"}, r"--prompt is no UTF-8 text: 'a.udcff'"),
     ],
 )

@@ -55,7 +55,8 @@ def test_bad_requests_leave_nothing_behind(folder: Path, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="the pipeline refuses this request: .*divisible by 16"):
         generate(request(folder, tmp_path, height=50))
     with pytest.raises(ProfileError, match="cannot read the profile"):
-        generate(request(folder, tmp_path, profile=tmp_path / "none.safetensors"))
+        missing = tmp_path / "none.safetensors"
+        generate(request(folder, tmp_path, method="paper", profile=missing))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -105,13 +105,21 @@ def test_a_profile_of_another_model_is_used_with_a_warning() -> None:
     pipe = tiny.build("wan2.1-t2v")
     given = profile(4, torch.full((4,), 0.3))
     other = replace(given, provenance={"model": "wan2.1-t2v-14b"})
-    apply(pipe, profile=other).remove()  # nobody knows what this pipeline is
+    apply(pipe, "paper", other).remove()  # nobody knows what this pipeline is
     pipe.register_to_config(_name_or_path="Wan-AI/Wan2.1-T2V-1.3B-Diffusers")
     text = r"measured on wan2\.1-t2v-14b, this pipeline is wan2\.1-t2v-1\.3b"
     with pytest.warns(UserWarning, match=text):
-        apply(pipe, profile=other)
-    apply(pipe, profile=replace(given, provenance={"model": "wan2.1-t2v-1.3b"}))
-    apply(pipe, profile=given)
+        apply(pipe, "paper", other)
+    apply(pipe, "paper", replace(given, provenance={"model": "wan2.1-t2v-1.3b"}))
+    apply(pipe, "paper", given)
+
+
+def test_a_profile_that_is_not_used_is_told_of() -> None:
+    pipe = tiny.build("wan2.1-t2v")
+    given = profile(4, torch.full((4,), 0.3))
+    with pytest.warns(UserWarning, match="profile is not used, because the tolerance decides"):
+        handle = apply(pipe, profile=given)
+    assert "budgets: none: the tolerance 0.0016 decides" in handle.summary()
 
 
 def test_a_profile_of_another_size_is_used_with_a_warning() -> None:

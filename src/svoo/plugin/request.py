@@ -19,6 +19,7 @@ from svoo.profiles.windows import WindowTable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUALITIES = ("fast", "balanced", "careful")
+USE_PROFILES = ("paper", "release", "sta")  # methods that `--profile` is for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,12 @@ class Request:
             raise ConfigError(f"--quality is svoo's; --method {self.method} has its own settings")
         if self.quality is not None and self.mass is not None:
             raise ConfigError("--quality and --mass are two ways to decide what is kept: give one")
+        uses_profile = self.mass is not None or self.method in USE_PROFILES
+        if self.profile is not None and not uses_profile:
+            raise ConfigError(
+                f"--profile is for --method {', '.join(USE_PROFILES)}, or --mass: "
+                f"{self.method or 'default mode'} does not use one"
+            )
         for name in ("prompt", "negative_prompt"):
             text = getattr(self, name) or ""
             try:

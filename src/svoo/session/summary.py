@@ -65,9 +65,15 @@ def _figure(value: float | None) -> str:
 
 def describe_budgets(config: MethodConfig, profile: Profile | None, *, calibrate: bool) -> str:
     """Return where budgets come from, in words."""
-    if isinstance(config, SVOOConfig) and config.tolerance is not None:
-        return f"none: the tolerance {config.tolerance:g} decides"
+    facts = ""
     if profile is not None:
-        facts = " ".join(f"{key}={fact}" for key, fact in profile.provenance.items())
-        return f"from a profile ({facts or 'no provenance'})"
-    return "measured in the warm-up" if calibrate else "none: the method decides alone"
+        said = " ".join(f"{key}={fact}" for key, fact in profile.provenance.items())
+        facts = f"a profile ({said or 'no provenance'})"
+    if not isinstance(config, SVOOConfig):
+        return f"left to {config.name}{facts and f', which was given {facts}'}"
+    if config.tolerance is not None:
+        return f"none: the tolerance {config.tolerance:g} decides"
+    if facts:
+        return f"from {facts}"
+    measured = calibrate and config.dense_steps > 0
+    return "measured in the warm-up" if measured else "none: mass alone decides"

@@ -59,10 +59,16 @@ def run(
         ),
     ] = None,
     quality: Annotated[
-        str | None, typer.Option(help="fast, balanced or careful: the far field.")
+        str | None,
+        typer.Option(help="svoo's one knob: fast, balanced (its own tolerance) or careful."),
     ] = None,
-    mass: Annotated[float | None, typer.Option(help="Softmax mass to keep.")] = None,
-    profile: Annotated[Path | None, typer.Option(help="A profile made by `svoo profile`.")] = None,
+    mass: Annotated[
+        float | None, typer.Option(help="svoo by softmax mass, as in the paper.")
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="From `svoo profile`, for --method paper, release or sta, or --mass."),
+    ] = None,
     fps: Annotated[float | None, typer.Option(help="Frames per second of the file.")] = None,
     samples: Annotated[
         int, typer.Option(help="Videos of each prompt of --prompts; seeds follow one another.")

@@ -66,7 +66,8 @@ def run(
     quiet: Quiet = False,
     video: VideoOptions,
 ) -> None:
-    """Measure once what every head needs; `svoo generate --profile` then uses it for any prompt.
+    """Measure once what every head needs; `svoo generate --method paper --profile FILE` then uses
+    it for any prompt. (Default mode needs no profile.)
 
     What is done is on disk after every input: stop it, and the same command goes on.
 
@@ -79,7 +80,7 @@ def run(
     [bold]svoo profile --model wan2.1-t2v-14b --prompts prompts.txt --ray head:6379[/]
 
     [bold]svoo profile --method sta --out windows.safetensors[/], then
-    [bold]svoo generate --method sta --profile windows.safetensors "a red circle"[/]
+    [bold]svoo generate --method sta --profile windows.safetensors --prompt "a red circle"[/]
     """
     from svoo.fleet.cluster import open_cluster
     from svoo.fleet.profiles import record_by_name
