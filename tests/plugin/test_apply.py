@@ -1,6 +1,7 @@
 """`apply` on the real classes of the paper's models: right, reversible, repeatable."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from svoo import SVOOConfig
 from svoo.catalogue import find_model
-from svoo.errors import ConfigError, ModelError, ProfileError
+from svoo.errors import ConfigError, ModelError, ProfileError, StrictError
 from svoo.plugin import intercept
 from svoo.plugin.apply import apply, recognise
 from svoo.profiles.profile import Profile, flow_sigmas
@@ -177,6 +178,36 @@ def test_the_dense_method_only_counts() -> None:
         assert torch.equal(tiny.generate(pipe), dense)
         assert handle.stats().density is None
         assert "24 dense calls: the method is dense" in handle.summary()
+
+
+def test_a_replaced_transformer_is_told_of_once_and_refused_where_strict() -> None:
+    pipe = tiny.build("wan2.1-t2v")
+    handle, own = apply(pipe, SPARSE), pipe.transformer
+    tiny.generate(pipe, steps=2)
+    before = handle.stats()
+    assert before.density is not None and before.notes == ()
+    pipe.transformer = tiny.wan_transformer()
+    tiny.generate(pipe, steps=2)
+    with pytest.warns(UserWarning, match="replaced after svoo.apply: the new one is dense; apply"):
+        summary = handle.summary()
+    assert "the new one is dense" in " ".join(summary.split())
+    assert "the new one is dense" in " ".join(handle.summary().split())  # no second warning
+    assert handle.stats().layers == before.layers  # what ran dense is not counted as sparse
+    pipe.transformer = own
+    handle = apply(pipe, replace(SPARSE, strict=True))
+    pipe.transformer = tiny.wan_transformer()
+    with pytest.raises(StrictError, match="strict: the next video would be dense: .* replaced"):
+        handle.summary()
+
+
+def test_strict_pipelines_stop_where_a_call_would_be_dense() -> None:
+    pipe = tiny.build("wan2.1-t2v")
+    apply(pipe, replace(SPARSE, strict=True))
+    tiny.generate(pipe, steps=2)  # warm-up and first layer are planned
+    never = SVOOConfig(tolerance=1e-9, query_clusters=4, key_clusters=8, strict=True)
+    apply(pipe, never)
+    with pytest.raises(StrictError, match="layer 0 at step 0 would be dense: keeping .* not pay"):
+        tiny.generate(pipe, steps=2)
 
 
 def test_models_are_recognised_by_hub_id_or_by_sizes() -> None:

@@ -141,6 +141,15 @@ def test_a_bare_transformer_driven_by_hand(ticks: list[Tick]) -> None:
     assert handle.stats().layers[0].sparse_calls == 4
 
 
+def test_a_pipeline_call_ends_what_was_set_by_hand(ticks: list[Tick]) -> None:
+    pipe = tiny.build("wan2.1-t2v")
+    handle = apply(pipe, CONFIG)
+    drive(handle, pipe.transformer, 7, 9)
+    assert ticks[-1][1:3] == (7, 9)
+    tiny.generate(pipe, steps=3)
+    assert [tick[1:3] for tick in ticks[1:]] == [(0, 3), (0, 3), (1, 3), (1, 3), (2, 3), (2, 3)]
+
+
 def test_another_number_of_steps_is_a_new_call(ticks: list[Tick]) -> None:
     transformer = tiny.wan_transformer()
     handle = apply(transformer, CONFIG)

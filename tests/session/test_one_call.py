@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +10,23 @@ from synthetic import clustered_tokens
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from svoo import LabelState, SVOOConfig, VideoLayout, co_cluster, select_blocks, sparse_attention
+from svoo import (
+    LabelState,
+    SVOOConfig,
+    VideoLayout,
+    co_cluster,
+    make_plan,
+    select_blocks,
+    sparse_attention,
+)
 from svoo.core.random import seeded
-from svoo.errors import BackendUnavailableError, ConfigError, NonFiniteError, ShapeError
+from svoo.errors import (
+    BackendUnavailableError,
+    ConfigError,
+    NonFiniteError,
+    ShapeError,
+    StrictError,
+)
 from svoo.methods.base import Compensate
 
 
@@ -213,6 +228,21 @@ def test_unchecked_counts_of_real_text_do_no_harm() -> None:
     ]
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[2], outputs[3])
+
+
+def test_strict_refuses_what_would_be_dense() -> None:
+    query, key, value = (normal(1, 2, 60, 8, seed=seed) for seed in range(3))
+    loose = SVOOConfig(query_clusters=4, key_clusters=8, tolerance=1e-9)  # keeps nearly every pair
+    plan = make_plan(query, key, value, loose)
+    assert plan.keep.shape[2:] == (1, 1) and bool(plan.keep.all())
+    dense = scaled_dot_product_attention(query, key, value)
+    torch.testing.assert_close(sparse_attention(query, key, value, loose), dense)
+    strict = replace(loose, strict=True)
+    for entrance in (make_plan, sparse_attention):
+        with pytest.raises(StrictError, match="strict: this call would be dense: keeping .* pay"):
+            entrance(query, key, value, strict)
+    warm_up = make_plan(query, key, value, replace(strict, dense_steps=1), step=0, steps=4)
+    assert bool(warm_up.keep.all())  # planned
 
 
 def test_more_clusters_than_tokens() -> None:

@@ -17,7 +17,7 @@ from svoo.backends import check_name
 from svoo.catalogue import Model, models
 from svoo.errors import ConfigError
 from svoo.methods import find_method
-from svoo.methods.base import MethodConfig
+from svoo.methods.base import Dense, MethodConfig
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.plugin import intercept
 from svoo.plugin.adapters import count_heads, find_attentions, find_transformers
@@ -33,11 +33,16 @@ from svoo.plugin.parallel import (
 from svoo.plugin.runtime import Layer, Runtime, Stage
 from svoo.profiles.find import find_profile
 from svoo.profiles.profile import PROFILE_MASS, Profile
+from svoo.session.finish import check_strict
 from svoo.session.session import Observer
 from svoo.session.stats import RunStats
 from svoo.session.summary import summarise
 
 _HANDLE = "_svoo_handle"  # on a transformer while svoo is applied to it
+_UNUSED_PROFILE = (
+    "the profile is not used, because the tolerance decides what is kept: budgets go with "
+    'svoo.apply(pipe, "paper", profile) or svoo.SVOOConfig(mass=...)'
+)
 
 
 def apply(
@@ -71,6 +76,8 @@ def apply(
     if isinstance(config, SVOOConfig) and config.tolerance is not None and profile == "auto":
         profile = None  # a tolerance asks for no budgets
     stored = _choose_profile(profile, stages, model)
+    if stored is not None and isinstance(config, SVOOConfig) and config.tolerance is not None:
+        warnings.warn(_UNUSED_PROFILE, stacklevel=2)
     clock = Clock(None if isinstance(target, nn.Module) else target)
     runtime = Runtime(
         clock,
@@ -241,13 +248,15 @@ class Handle:
         return self._runtime.stats()
 
     def _look_for_replaced(self) -> None:
-        """Warn once if the pipeline has another transformer now: that one runs dense."""
+        """Warn once if the pipeline has another transformer now: that one runs dense, which is an
+        error under `strict=True`."""
         pipeline = self._runtime.clock.pipeline
         if pipeline is None or not self._applied:
             return
         now = [transformer for transformer, _ in find_transformers(pipeline)]
         if any(stage.transformer not in now for stage in self._runtime.stages):
             text = "the pipeline's transformer was replaced after svoo.apply: the new one is dense"
+            check_strict(self.config, Dense(text), "the next video")
             if text not in self._runtime.statistics.notes:
                 warnings.warn(f"{text}; apply again", stacklevel=4)
             self._runtime.statistics.note(text)

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from svoo.backends import Workspace
 from svoo.core.heads import all_are_here
 from svoo.core.layout import VideoLayout, to_heads_first, to_tokens_first
-from svoo.errors import StrictError
 from svoo.methods.base import Dense, MethodConfig
 from svoo.plugin.adapters import Adapter, Grid, count_heads, weigh_heads
 from svoo.plugin.clock import Clock, Context
 from svoo.plugin.intercept import dense_attention
 from svoo.plugin.parallel import Split, find_split
 from svoo.profiles.profile import Profile
+from svoo.session.finish import check_strict
 from svoo.session.session import Observer, Session
 from svoo.session.stats import RunStats, Statistics
 from svoo.session.summary import describe_budgets
@@ -93,8 +93,7 @@ class Layer:
     def bypass(self, processor: type) -> None:
         """Count a call in which a processor attended by itself, past us: a dense one."""
         reason = f"{processor.__name__} attends by itself, past svoo"
-        if self.runtime.config.strict:
-            raise StrictError(f"strict: the call of layer {self.index} would be dense: {reason}")
+        check_strict(self.runtime.config, Dense(reason), f"the call of layer {self.index}")
         counter = self.runtime.statistics.layer(self.stage.index, self.index)
         counter.dense_calls += 1
         counter.reasons[reason] += 1

@@ -1,5 +1,5 @@
-"""What every method's plan and output get before and after the backend: terms, text, padding and
-corrections."""
+"""What every method's decision gets before and after the backend: the rule of `strict`, terms,
+text, padding and corrections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from svoo.core.far_plan import add_far_terms
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan, add_text
 from svoo.core.terms import MeanTerms
-from svoo.methods.base import Corrected, MethodConfig
+from svoo.errors import StrictError
+from svoo.methods.base import Corrected, Dense, MethodConfig
+
+
+def check_strict(config: MethodConfig, why: Dense, what: str) -> None:
+    """Refuse what would be dense under `strict=True`, unless the method planned it."""
+    if config.strict and not why.planned:
+        raise StrictError(f"strict: {what} would be dense: {why.reason}")
 
 
 def video_part(tokens: Tensor, layout: VideoLayout | None) -> Tensor:

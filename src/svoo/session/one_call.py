@@ -16,7 +16,7 @@ from svoo.methods.svoo.config import SVOOConfig
 from svoo.methods.svoo.far import plan_far_call
 from svoo.methods.svoo.labels import LabelState
 from svoo.methods.svoo.method import plan_call
-from svoo.session.finish import correct_video, finish_plan
+from svoo.session.finish import check_strict, correct_video, finish_plan, video_part
 
 
 @inference_only
@@ -38,9 +38,10 @@ def make_plan(
     """Return the plan of a method for query `[B, H, N, D]` and key, value `[B, H, M, D]`, text and
     padding included.
 
-    `step=None`: the method plans as after its warm-up. Otherwise `step` is one of `steps`, and
-    where the method is dense the plan keeps every pair. A method that needs the grid of the video
-    refuses `layout=None`. `check=False` skips the checks that wait for the device.
+    `step=None`: the method plans as after its warm-up. Otherwise `step` is one of `steps`. Where
+    the method decides for dense, the plan keeps every pair; `strict=True` makes that an error,
+    warm-up aside. A method that needs the grid of the video refuses `layout=None`. `check=False`
+    skips the checks that wait for the device.
     """
     _check(query, key, value, config, layout, check=check)
     decision = _decide(
@@ -48,7 +49,7 @@ def make_plan(
     )
     tokens = query, key, value
     if isinstance(decision, Dense):
-        everything = _everything(query, key, layout)
+        everything = _everything(query, key, layout, config, decision)
         return finish_plan(everything, tokens, config, layout, scale)
     plan = decision.plan if isinstance(decision, Corrected) else decision
     return finish_plan(plan, tokens, config, layout, scale)
@@ -75,6 +76,7 @@ def sparse_attention(
     `[H]` or `[B, H]` are the fractions to keep, from a profile, beside a `mass` (None: mass or
     tolerance alone decides); `state` carries labels from one call of a layer to the next (set
     `state.step` before each call).
+    Where the method decides for dense, every pair is computed, or refused under `strict=True`.
     `check=False` skips the checks that wait for the device. No gradients flow.
     """
     _check(query, key, value, config, layout, check=check)
@@ -88,9 +90,7 @@ def sparse_attention(
         step = state.step if state else 0
         chance = generator or seeded(mix_seeds(config.seed, step))
         call = Call(step, 0, layout, scale=scale, generator=chance)
-        shown = [
-            side if layout is None else layout.video_part(side) for side in (query, key, value)
-        ]
+        shown = [video_part(side, layout) for side in (query, key, value)]
         if config.tolerance is None:
             decision = plan_call(shown[0], shown[1], config, call, budgets=budgets, state=state)
         elif budgets is None:
@@ -104,7 +104,7 @@ def sparse_attention(
     else:
         raise ConfigError(f"budgets and state are SVOO's; {config.name} takes neither")
     if isinstance(decision, Dense):  # keeping so much would not pay
-        decision = _everything(query, key, layout)
+        decision = _everything(query, key, layout, config, decision)
     plan = decision.plan if isinstance(decision, Corrected) else decision
     plan = finish_plan(plan, (query, key, value), config, layout, scale)
     if not isinstance(decision, Corrected):
@@ -154,14 +154,16 @@ def _decide(
         config = config.always_sparse()
     run = Run(steps=steps or (step or 0) + 1, layers=layers, heads=query.shape[1])
     call = Call(step or 0, layer, layout, scale=scale, generator=generator)
-    tokens = (query, key, value)
-    if layout is not None:
-        tokens = tuple(layout.video_part(side) for side in tokens)  # type: ignore[assignment]
-    return config.start(run).plan(*tokens, call)
+    shown = [video_part(side, layout) for side in (query, key, value)]
+    return config.start(run).plan(shown[0], shown[1], shown[2], call)
 
 
-def _everything(query: Tensor, key: Tensor, layout: VideoLayout | None) -> BlockPlan:
-    """Return the plan with one query block and one key block, which keeps all video pairs."""
+def _everything(
+    query: Tensor, key: Tensor, layout: VideoLayout | None, config: MethodConfig, why: Dense
+) -> BlockPlan:
+    """Return the plan with one query block and one key block, which keeps all video pairs; refuse
+    it under `strict=True`."""
+    check_strict(config, why, "this call")
     lead, device = query.shape[:2], query.device
     counts = (query.shape[2], key.shape[2]) if layout is None else (layout.video, layout.video)
     sizes = [torch.full((*lead, 1), count, device=device) for count in counts]

@@ -16,10 +16,10 @@ from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan
 from svoo.core.quality import recall, sampled_error
 from svoo.core.validate import check_tokens, default_scale, inference_only
-from svoo.errors import ConfigError, SlowBackendError, StrictError
+from svoo.errors import ConfigError, SlowBackendError
 from svoo.methods.base import Call, Corrected, Dense, MethodConfig, Run, unknown
 from svoo.profiles.profile import Profile
-from svoo.session.finish import correct_video, finish_plan, video_part
+from svoo.session.finish import check_strict, correct_video, finish_plan, video_part
 from svoo.session.stats import LayerCounter, RunStats, Statistics
 from svoo.session.summary import describe_budgets, summarise
 from svoo.session.worth import why_dense_pays
@@ -224,11 +224,7 @@ class Session:
 
         Refuses with `StrictError` under `strict=True`, unless the method planned to be dense.
         """
-        if self.config.strict and not why.planned:
-            raise StrictError(
-                f"strict: the call of layer {call.layer} at step {call.step} would be dense: "
-                f"{why.reason}"
-            )
+        check_strict(self.config, why, f"the call of layer {call.layer} at step {call.step}")
         counter = self.statistics.layer(call.stage, call.layer)
         counter.dense_calls += 1
         counter.reasons[why.reason] += 1
