@@ -1,6 +1,8 @@
+from pathlib import Path
+
 import torch
 
-from svoo.app.doctor import CALLS, examine
+from svoo.app.doctor import CALLS, Finding, examine, report
 from svoo.backends import BACKENDS
 from svoo.kernels.cpp.build import why_no_library
 
@@ -25,4 +27,12 @@ def test_the_ladder_is_told_in_order_with_reasons() -> None:
     if not torch.cuda.is_available():
         on_the_cpu = "blocked" if why_no_library() else "cpp"
         assert texts["triton"] == "needs a CUDA tensor, got cpu"
-        assert f"{on_the_cpu} for bfloat16, head size 128, compensated;" in texts["auto"]
+        assert texts["auto"].startswith(f"{on_the_cpu} for bfloat16, head size 128, far terms;")
+
+
+def test_a_report_says_what_each_backend_needs_and_names_no_home() -> None:
+    home = str(Path.home())
+    found = report([Finding("cache", good=True, text=f"{home}/cache")])
+    assert found["findings"] == [{"name": "cache", "good": True, "text": "~/cache"}]
+    assert found["needs"] == {backend.name: backend.needs.describe() for backend in BACKENDS}
+    assert found["needs"]["triton"]["device"] == "cuda"

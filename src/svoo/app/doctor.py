@@ -7,16 +7,18 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from svoo.backends import BACKENDS, resolve
 from svoo.core.plan import BlockPlan
-from svoo.core.terms import MeanTerms
+from svoo.core.terms import FarTerms, MeanTerms, Terms
 from svoo.plugin.machine import describe_machine
 
+TermKind = Literal["far", "mean", "no"]
+"""What stands for left-out blocks in a call."""
 OPTIONAL = {
     "diffusers": "the plug-in: svoo.apply, svoo generate",
     "transformers": "text encoders of the pipelines",
@@ -30,11 +32,12 @@ OPTIONAL = {
     "flashinfer-python": "GPU attention over variable blocks",
 }
 
-CALLS = (  # dtype, head size, compensation: the usual one first
-    (torch.bfloat16, 128, True),
-    (torch.bfloat16, 128, False),
-    (torch.bfloat16, 256, False),
-    (torch.float32, 128, True),
+CALLS: tuple[tuple[torch.dtype, int, TermKind], ...] = (  # the usual one first: default mode's
+    (torch.bfloat16, 128, "far"),
+    (torch.bfloat16, 128, "mean"),
+    (torch.bfloat16, 128, "no"),
+    (torch.bfloat16, 256, "no"),
+    (torch.float32, 128, "far"),
 )
 
 
@@ -72,8 +75,8 @@ def examine() -> list[Finding]:
 
 
 def report(findings: Iterable[Finding]) -> dict[str, Any]:
-    """Return the findings and the machine as plain data for a bug report; the user's home is not
-    named."""
+    """Return the findings, the machine and what each backend needs as plain data for a bug report;
+    the user's home is not named."""
     home = str(Path.home())
     rows = [asdict(finding) for finding in findings]
     for row in rows:
@@ -83,32 +86,39 @@ def report(findings: Iterable[Finding]) -> dict[str, Any]:
         "system": platform.platform(),
         "machine": describe_machine(),
         "findings": rows,
+        "needs": {backend.name: backend.needs.describe() for backend in BACKENDS},
     }
 
 
 def _ladder(device: torch.device) -> list[Finding]:
     """Return the backends in order of preference, each with why it cannot run the usual call, and
     which of them "auto" takes for this and other calls."""
-    query, plan = _call(device, torch.bfloat16, 128, compensate=True)
+    query, plan = _call(device, *CALLS[0])
     found = []
     for backend in BACKENDS:
         reason = backend.why_not(query, plan)
         text = "runs here" if reason is None else reason
         found.append(Finding(f"backend {backend.name}", good=reason is None, text=text))
     chosen = (
-        f"{resolve('auto', *_call(device, dtype, size, compensate=compensate)).name} for "
-        f"{str(dtype).removeprefix('torch.')}, head size {size}"
-        f"{', compensated' if compensate else ''}"
-        for dtype, size, compensate in CALLS
+        f"{resolve('auto', *_call(device, dtype, size, kind)).name} for "
+        f"{str(dtype).removeprefix('torch.')}, head size {size}, {kind} terms"
+        for dtype, size, kind in CALLS
     )
     return [*found, Finding("backend auto", good=True, text="; ".join(chosen))]
 
 
 def _call(
-    device: torch.device, dtype: torch.dtype, size: int, *, compensate: bool
+    device: torch.device, dtype: torch.dtype, size: int, kind: TermKind
 ) -> tuple[Tensor, BlockPlan]:
+    """Return the smallest call of a kind: its queries and its plan."""
     query = torch.zeros(1, 1, 2, size, dtype=dtype, device=device)
     sizes = torch.ones(1, 1, 2, dtype=torch.int64, device=device)
     keep = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device)
-    terms = MeanTerms(keep[:, :, 0]) if compensate else None
-    return query, BlockPlan(None, None, sizes, sizes, keep, terms)
+    bias = torch.zeros(1, 1, 2, 2, device=device)
+    value = torch.zeros(1, 1, 2, 2, size, dtype=dtype, device=device)
+    terms: dict[TermKind, Terms | None] = {
+        "far": FarTerms(~keep, bias, value),
+        "mean": MeanTerms(keep[:, :, 0]),
+        "no": None,
+    }
+    return query, BlockPlan(None, None, sizes, sizes, keep, terms[kind])

@@ -10,7 +10,7 @@ def run(*, as_json: Json = False) -> None:
     """Say what can run here, and why not where it cannot.
 
     Put what `--json` prints into a bug report: versions, the machine, the backends with their
-    reasons; no paths and no names.
+    needs and the reasons why they do not run; no paths and no names.
 
     Examples:
 
