@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from svoo import required_density
 from svoo.core import density as density_module
-from svoo.core.density import BIN_WIDTH, gaussian_density, logit_variance
+from svoo.core.density import BIN_WIDTH, logit_variance
 from svoo.errors import ConfigError, NonFiniteError, ShapeError
 
 
@@ -149,27 +149,3 @@ def test_logit_variance_is_the_mean_variance_of_rows(case: Case) -> None:
     logits = query @ key.transpose(2, 3) / math.sqrt(case.size)
     exact = logits.var(dim=-1, correction=0).mean(dim=-1)
     assert torch.allclose(logit_variance(query, key), exact, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("spread", "expected"), [(0.5, 0.8739), (1, 0.7405), (2, 0.3609), (3, 0.0883)]
-)
-def test_gaussian_density_on_gaussian_logits(spread: float, expected: float) -> None:
-    """One axis, so that every row's logits are the same Gaussian keys times a constant."""
-    count = 1_000_000  # at spread 3 the mass sits three deviations out: fewer keys are too few
-    even = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    key = torch.special.ndtri(even).view(1, 1, count, 1)
-    query = torch.full((1, 1, 1, 1), spread, dtype=torch.float64)
-    predicted = gaussian_density(query, key, 0.95)
-    assert predicted.item() == pytest.approx(expected, abs=1e-3)
-    assert required_density(query, key).value.item() == pytest.approx(expected, abs=2e-3)
-
-
-def test_gaussian_density_ranks_heads_as_the_exact_one_does() -> None:
-    gains = torch.tensor([0.3, 0.8, 1.5, 3.0]).view(1, 4, 1, 1)
-    query, key = gains * normal(1, 4, 200, 32), normal(1, 4, 300, 32, seed=1)
-    exact = required_density(query, key, mass=[0.5, 0.95]).value
-    closed = gaussian_density(query, key, [0.5, 0.95])
-    assert closed.shape == exact.shape
-    assert torch.equal(closed.argsort(dim=1), exact.argsort(dim=1))
-    assert (closed - exact).abs().max() < 0.05

@@ -11,7 +11,6 @@ from svoo import co_cluster, select_blocks
 from svoo.core.clustering import Clusters, CoClusters
 from svoo.core.selection import (
     BudgetUnit,
-    by_expected_error,
     coarse_mass,
     count_kept,
     falling_order,
@@ -151,44 +150,6 @@ def test_mass_that_underflows_never_lets_an_empty_cluster_in() -> None:
     assert keep.flatten().tolist() == [True, False, False, True]
 
 
-def test_expected_error_keeps_a_loose_block_before_a_tight_one() -> None:
-    generator = torch.Generator().manual_seed(0)
-    tight = torch.zeros(50, 4)
-    loose = torch.randn(50, 4, generator=generator)
-    key = torch.cat((tight, loose - loose.mean(dim=0))).view(1, 1, 100, 4)
-    value = torch.randn(1, 1, 100, 4, generator=generator)
-    labels = torch.arange(2).repeat_interleave(50).view(1, 1, 100)
-    one = Clusters(torch.zeros(1, 1, 5).long(), torch.ones(1, 1, 1, 4), torch.full((1, 1, 1), 5))
-    clusters = CoClusters(
-        one, Clusters(labels, torch.zeros(1, 1, 2, 4), torch.full((1, 1, 2), 50))
-    )
-    by_mass = select_blocks(clusters, mass=0.4)
-    assert by_mass.flatten().tolist() == [True, False]  # equal mass: the first
-    by_error = select_blocks(clusters, mass=0.4, score=by_expected_error(key, value))
-    assert by_error.flatten().tolist() == [False, True]
-
-
-@given(case=cases(sizes=(3, 8)))
-def test_expected_error_is_its_formula(case: Case) -> None:
-    query, key, value = case.tokens(torch.float64)
-    clusters = co_cluster(query, key, case.query_blocks, case.key_blocks)
-    mass, scale = coarse_mass(clusters), 0.3
-    scores = by_expected_error(key, value)(clusters, mass, scale)
-    for b, h, i, j in torch.cartesian_prod(*map(torch.arange, mass.shape)).view(-1, 4).tolist():
-        members = clusters.key.labels[b, h] == j
-        if not bool(members.any()):
-            continue
-        keys, values = key[b, h, members], value[b, h, members]
-        logit_variance = (clusters.query.centroids[b, h, i].square() * scale**2) @ keys.var(
-            dim=0, correction=0
-        )
-        spread = values.var(dim=0, correction=0).sum().sqrt()
-        change = logit_variance.sqrt() * spread + logit_variance / 2 * values.mean(dim=0).norm()
-        torch.testing.assert_close(
-            scores[b, h, i, j], mass[b, h, i, j] * change, atol=1e-6, rtol=1e-6
-        )
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_budget_of_theta_is_not_above_it(dtype: torch.dtype) -> None:
     query, key = normal(1, 1, 200, 8, dtype=dtype), normal(1, 1, 200, 8, seed=1, dtype=dtype)
@@ -196,15 +157,6 @@ def test_a_budget_of_theta_is_not_above_it(dtype: torch.dtype) -> None:
     by_mass = select_blocks(clusters, mass=0.9)
     kept = select_blocks(clusters, torch.tensor([0.1]), mass=0.9, theta=0.1)
     assert bool((kept >= by_mass).all())  # the larger of the two
-
-
-def test_expected_error_of_points_is_zero_and_finite() -> None:
-    key = normal(1, 1, 4, 3)
-    labels = torch.arange(4).view(1, 1, 4)
-    side = Clusters(labels, key, torch.ones(1, 1, 4).long())
-    clusters = CoClusters(side, side)
-    scores = by_expected_error(key, key)(clusters, coarse_mass(clusters), 1.0)
-    assert scores.abs().max() < 1e-3
 
 
 def test_budgets_by_head_or_by_sample() -> None:

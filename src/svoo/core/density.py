@@ -1,5 +1,5 @@
-"""How many keys attention really needs: the paper's required density, exact or sampled, and two
-closed forms."""
+"""How many keys attention really needs: the paper's required density, exact or sampled, and the
+variance of logits that its theorem rests on."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _count_by_sorting(query: Tensor, key: Tensor, masses: Tensor) -> Tensor:
 def _count_in_bins(query: Tensor, key: Tensor, masses: Tensor) -> Tensor:
     """Do the same to the resolution of a histogram, every weight taken as its bin's middle. The
     histograms are read on the CPU: not every device has float64."""
-    # Minus the logit, in bins: less the smallest of its row, how far it is below the largest.
+    # -logit / BIN_WIDTH: less its row's smallest, how many bins it lies below the largest logit.
     depth = query / -BIN_WIDTH
     held = _BINNED_ELEMENTS if query.device.type == "cpu" else _BINNED_ELEMENTS_ELSEWHERE
     chunk = max(1, held // max(len(key), _BINS))
@@ -146,33 +146,6 @@ def logit_variance(query: Tensor, key: Tensor, *, scale: float | None = None) ->
     second_moment = wide.transpose(2, 3) @ wide / query.shape[2]
     factor = default_scale(query, scale) ** 2
     return factor * (_key_covariance(key) * second_moment).sum(dim=(2, 3))
-
-
-@inference_only
-def gaussian_density(
-    query: Tensor,
-    key: Tensor,
-    mass: float | Sequence[float] = 0.95,
-    *,
-    scale: float | None = None,
-) -> Tensor:
-    """Predict the required density from second moments alone, in O((N + M) D^2): `[B, H]` (+
-    masses).
-
-    Row i has logit variance v_i over the keys; were its logits Gaussian and its keys many, it
-    would need the fraction Phi(Phi^-1(mass) - sqrt(v_i)). Returns the mean over rows. Trained
-    heads have heavier tails than a Gaussian, so it ranks heads better than it measures them.
-    """
-    masses = [mass] if isinstance(mass, float | int) else list(mass)
-    check_mass(*masses)
-    check_tokens(query, key)
-    wide = query.to(accumulation_dtype(query))
-    variance = ((wide @ _key_covariance(key)) * wide).sum(dim=-1).clamp(min=0)  # [B, H, N]
-    spread = variance.sqrt() * default_scale(query, scale)
-    wanted = torch.tensor(masses, dtype=spread.dtype, device=spread.device)
-    quantile = torch.special.ndtri(wanted)
-    density: Tensor = torch.special.ndtr(quantile - spread.unsqueeze(-1)).mean(dim=2)
-    return density.squeeze(-1) if isinstance(mass, float | int) else density
 
 
 def _key_covariance(key: Tensor) -> Tensor:

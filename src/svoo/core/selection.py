@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -18,8 +17,6 @@ _BITS, _MASS_BITS = 28, 20  # with 16,384 blocks a product has 62
 
 BudgetUnit = Literal["tokens", "clusters", "whole clusters"]
 """What a budget is a fraction of: key tokens; key clusters, rounded up or down."""
-BlockScore = Callable[[CoClusters, Tensor, float], Tensor]
-"""Ranks key blocks, larger first: (clusters, coarse mass `[B, H, Cq, Ck]`, scale) to scores."""
 
 
 @inference_only
@@ -34,45 +31,6 @@ def coarse_mass(clusters: CoClusters, *, scale: float | None = None) -> Tensor:
     return (logits + clusters.key.sizes.to(logits.dtype).log().unsqueeze(2)).softmax(dim=-1)
 
 
-def by_mass(_clusters: CoClusters, mass: Tensor, _scale: float) -> Tensor:
-    """Rank key blocks by their coarse mass: the paper's rule."""
-    return mass
-
-
-def by_expected_error(key: Tensor, value: Tensor) -> BlockScore:
-    """Rank key blocks by the error that replacing them with their means would make, for keys and
-    values `[B, H, M, D]`.
-
-    To second order that error is mass * (spread of logits * spread of values + spread of logits^2
-    / 2 * |mean value|), with the spread of logits inside a block taken from the diagonal of the
-    cluster's key covariance.
-    """
-
-    def score(clusters: CoClusters, mass: Tensor, scale: float) -> Tensor:
-        key_variance, _ = _moments(key, clusters)
-        value_variance, value_mean = _moments(value, clusters)
-        spread_squared = (
-            clusters.query.centroids.square() @ key_variance.transpose(2, 3) * scale**2
-        )
-        value_spread = value_variance.sum(dim=-1).sqrt().unsqueeze(2)
-        value_length: Tensor = value_mean.norm(dim=-1).unsqueeze(2)
-        return mass * (spread_squared.sqrt() * value_spread + 0.5 * spread_squared * value_length)
-
-    return score
-
-
-def _moments(tokens: Tensor, clusters: CoClusters) -> tuple[Tensor, Tensor]:
-    """Return the per-axis variance and the mean of tokens `[B, H, M, D]` in each key cluster, `[B,
-    H, Ck, D]`."""
-    wide = tokens.to(clusters.key.centroids.dtype)
-    labels = clusters.key.labels.unsqueeze(-1).expand_as(wide)
-    count = clusters.key.sizes.clamp(min=1).unsqueeze(-1)
-    zeros = torch.zeros_like(clusters.key.centroids)
-    mean = zeros.scatter_add(2, labels, wide) / count
-    square = zeros.scatter_add(2, labels, wide.square()) / count
-    return (square - mean.square()).clamp(min=0), mean
-
-
 @inference_only
 def select_blocks(
     clusters: CoClusters,
@@ -82,23 +40,20 @@ def select_blocks(
     theta: float = 0.1,
     scale: float | None = None,
     unit: BudgetUnit = "tokens",
-    score: BlockScore = by_mass,
     check: bool = True,
 ) -> Tensor:
     """Choose the key blocks that each query block attends to: bool `[B, H, Cq, Ck]`.
 
-    In the order of `score`, `needed` is the fewest key clusters whose coarse mass reaches `mass`
-    (1: every non-empty one) and `allowed` is what the head's budget (`[H]` or `[B, H]`, a fraction
+    Largest coarse mass first, `needed` is the fewest key clusters that together reach `mass` (1:
+    every non-empty one) and `allowed` is what the head's budget (`[H]` or `[B, H]`, a fraction
     of key tokens or clusters, see `SVOOConfig.budget_unit`) pays for. A head whose budget is above
     `theta` takes the smaller of the two, another the larger; without budgets mass alone decides.
     At least one block is kept, an empty one never.
     """
     check_mass(mass)
-    factor = default_scale(clusters.query.centroids, scale)
-    coarse = coarse_mass(clusters, scale=factor)
+    coarse = coarse_mass(clusters, scale=scale)
     sizes = clusters.key.sizes.unsqueeze(2)
-    ranking = score(clusters, coarse, factor).masked_fill(sizes == 0, -1.0)
-    order = falling_order(ranking)
+    order = falling_order(coarse.masked_fill(sizes == 0, -1.0))
     non_empty = (sizes > 0).sum(dim=-1)  # [B, H, 1]
     if mass < 1:
         reached = _whole(coarse).gather(-1, order).cumsum(dim=-1)
@@ -158,9 +113,9 @@ def falling_order(ranking: Tensor) -> Tensor:
     blocks = ranking.shape[-1]
     if ranking.device.type != "cpu" or ranking.dtype != torch.float32 or blocks > 2**16:
         return ranking.argsort(dim=-1, descending=True, stable=True)
-    # numpy sorts whole numbers with vector instructions, so let one hold both a score's bits,
-    # which as an integer rank as the score does once those of negative ones are turned around,
-    # and its index.
+    # numpy sorts integers with vector instructions. So each score becomes one integer: its bits,
+    # and below them its index, by which equal scores keep their order. The bits of float32 numbers
+    # rank as the numbers do, once those of negative ones are inverted.
     ranking = ranking.nan_to_num(torch.inf, torch.inf, -torch.inf) + 0.0  # minus zero is zero
     bits = ranking.view(torch.int32)
     rank = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()
