@@ -1,5 +1,5 @@
-"""What this library refuses, one class a kind; each message says what was expected, what came, and
-what to do."""
+"""What this library refuses, one class per kind; each message says what was expected, what came,
+and what to do."""
 
 
 class SVOOError(Exception):

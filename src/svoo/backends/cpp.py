@@ -85,8 +85,8 @@ class CppBackend:
 
 
 def _take(workspace: Workspace, numbers: int) -> Tensor:
-    """Return at least so many float32 numbers: new memory costs microseconds a page at its first
-    touch."""
+    """Return memory for at least so many float32 numbers: what is left of the call before, because
+    each page of new memory costs microseconds at its first touch."""
     left = workspace.take("cpp")
     if isinstance(left, Tensor) and left.numel() >= numbers:
         return left

@@ -80,9 +80,9 @@ def far_fineness(tokens: int) -> float:
     tokens, where that was chosen, as fine from 75,600 on, and in between by a power of the tokens.
 
     Blocks of queries grow from 84 tokens to 295 and of keys from 21 to 74, so that they fill a
-    GPU's tiles: 256 x 1,024 clusters are the cheapest at equal error in the static model of
-    `tools.tile_fill`. The pass of query means over all keys, whose share of dense is Cq / N, gets
-    cheaper as kept pairs do.
+    GPU's tiles: 256 x 1,024 clusters are among the two cheapest at equal error in the static model
+    of `tools.tile_fill`. The pass of query means over all keys, whose share of dense is Cq / N,
+    gets cheaper as kept pairs do.
     """
     small, large = 7488, _FULL_SIZE_TOKENS
     part = math.log(min(max(tokens, small), large) / small) / math.log(large / small)

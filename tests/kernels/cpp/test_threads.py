@@ -37,7 +37,7 @@ def test_workers_are_in_the_mode_of_the_caller(inference: bool) -> None:
     assert modes == [inference, inference]
 
 
-def test_crews_are_kept() -> None:
+def test_threads_are_kept() -> None:
     assert find_threads(2) is find_threads(2)
     assert find_threads(2) is not find_threads(1)
 

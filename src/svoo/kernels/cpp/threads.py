@@ -69,7 +69,7 @@ def _wait_for(others: Sequence[Future[None]]) -> None:
         raise
 
 
-_crews: dict[tuple[int, int], Threads] = {}
+_started: dict[tuple[int, int], Threads] = {}
 _lock = Lock()
 
 
@@ -77,9 +77,9 @@ def find_threads(size: int) -> Threads:
     """Return the process's threads of this size; its threads are started once."""
     key = os.getpid(), size  # threads do not survive a fork
     with _lock:
-        if key not in _crews:
-            _crews[key] = Threads(size)
-        return _crews[key]
+        if key not in _started:
+            _started[key] = Threads(size)
+        return _started[key]
 
 
 def _send_openmp_to_sleep() -> None:

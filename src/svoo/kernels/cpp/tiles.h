@@ -1,13 +1,13 @@
 // Tiles of queries (or tokens): a vector holds one number for each of LANES of them.
 //
-// A key then enters as a broadcast number, wherever its row came from: kept rows need no sorting,
-// blocks of any size leave no gaps, and a softmax or an arg-max never looks across a vector.
+// A key then enters as a broadcast number: kept rows of many blocks make one list, blocks of any
+// size leave no gaps, and a softmax or an arg-max never looks across a vector.
 #pragma once
 
 #include "products.h"
 
 constexpr int TILES = 4;
-constexpr int SEGMENT = TILES * TILE;  // queries that share a copy of the kept rows
+constexpr int SEGMENT = TILES * TILE;  // queries that one thread has at a time
 
 template <int NUMBER>
 struct Constant {

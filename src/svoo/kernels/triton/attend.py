@@ -1,4 +1,5 @@
-"""The attention kernel: one program a query tile, an online softmax over rows of keys and values.
+"""The attention kernel: one program per query tile, an online softmax over rows of keys and
+values.
 
 Rows are kept tokens, then the terms of left-out blocks, then terms that blocks share; `sparse.py`
 has the launch.

@@ -1,4 +1,5 @@
-"""Block-sparse attention, forward: one program a query tile, an online softmax over what it keeps.
+"""Block-sparse attention, forward: one program per query tile, an online softmax over what it
+keeps.
 
 Kept key blocks are read in pieces of 16 tokens, four of which fill a tile of 64 columns whatever
 their blocks; rows are gathered through the token order in the loads themselves. A row of 128
