@@ -126,7 +126,7 @@ STAGES = (
     ),
     Stage(
         "whole clips",
-        2_000,
+        1_200,  # at 6 CPU seconds a step
         (Kind(FULL, 1, 8, 1.0), Kind(FULL, 4, 2, 0.8), Kind(FULL, 13, 1, 1.0)),
         rate=2e-3,
         averaging=0.998,
