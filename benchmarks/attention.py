@@ -25,7 +25,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from svoo import BlockPlan, MeanTerms, SVOOConfig, required_density, run_plan, sparse_attention
-from svoo.core.clustering import default_clusters
+from svoo.core.cluster_counts import default_clusters
 from svoo.core.random import seeded
 
 HEAD_SIZE = 64

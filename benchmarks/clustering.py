@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from svoo import co_cluster, select_blocks
-from svoo.core.clustering import Implementation, default_clusters
+from svoo.core.cluster_counts import default_clusters
+from svoo.core.clustering import Implementation
 from svoo.core.kmeans import k_means
 from svoo.core.random import seeded
 from svoo.core.selection import coarse_mass

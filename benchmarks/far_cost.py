@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from svoo.core.clustering import default_clusters, far_fineness
+from svoo.core.cluster_counts import default_clusters, far_fineness
 from svoo.core.far_field import heads_per_group
 from svoo.core.features import FEATURES
 

@@ -22,22 +22,27 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from svoo import FarTerms, run_plan
-from svoo.core.clustering import from_labels
+from svoo.core.clustering import from_sorted
 from svoo.core.far_field import see_blocks as by_definition
 from svoo.core.far_plan import plan_far_field
 from svoo.core.features import k_means_labels
-from svoo.core.plan import BlockPlan, sort_labels
+from svoo.core.plan import BlockPlan
 from svoo.core.random import seeded
+from svoo.core.sorting import SortedLabels, sort_sides
 from svoo.kernels.cpp.far_field import moments, see_blocks
 
 
 def check(parts: tuple[Tensor, Tensor, Tensor], plan: BlockPlan, scale: float) -> None:
     """Stop unless the kernels give what torch gives."""
     query, key, value = parts
-    counts = plan.keep.shape[2], plan.keep.shape[3]
-    clusters = from_labels(query, key, plan.query_blocks(), plan.key_blocks(), counts)
+    assert plan.query_order is not None and plan.key_order is not None
+    clusters = from_sorted(
+        query,
+        key,
+        SortedLabels(plan.query_order, plan.query_sizes),
+        SortedLabels(plan.key_order, plan.key_sizes),
+    )
     means = clusters.query.centroids, clusters.key.centroids
-    assert plan.key_order is not None
     exact = by_definition(
         means[0].double(),
         means[1].double(),
@@ -66,9 +71,8 @@ def parts_of(
     labels = k_means_labels(query, key, value, *counts, iterations=2)
 
     def make_plan(groups: int = 8) -> BlockPlan:
-        return plan_far_field(
-            query, key, value, *labels, counts, tolerance=tolerance, groups=groups
-        )
+        sides = sort_sides(labels, counts)
+        return plan_far_field(query, key, value, *sides, tolerance=tolerance, groups=groups)
 
     plan = make_plan()
     check((query, key, value), plan, scale)
@@ -81,13 +85,14 @@ def parts_of(
     )
 
     def sort_and_moments() -> None:
-        for side, count in zip(labels, counts, strict=True):
-            sort_labels(side, count)
+        sort_sides(labels, counts)
         for side, order, own in zip((query, key, value), orders, sizes, strict=True):
             moments(side, order, own)
 
+    sides = sort_sides(labels, counts)
+
     def cluster() -> None:
-        k_means_labels(query, key, value, *counts, labels=labels)
+        k_means_labels(query, key, value, *counts, old=sides)
 
     order = plan.key_order
     return {

@@ -21,6 +21,7 @@ class Counter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations = 0
+        self.sorts = 0
         self.largest = 0
         self.peak = 0
         self._held: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -42,6 +43,7 @@ class Counter(TorchDispatchMode):
             return result
         if any(word in name for word in WAITING):
             raise AssertionError(f"{name} waits for the device")
+        self.sorts += name.startswith("aten.sort")
         self.operations += not (func.is_view or name.startswith(FREE))
         known = {tensor.untyped_storage()._cdata for tensor in given}
         for tensor in made:

@@ -15,7 +15,7 @@ from svoo.kernels.triton.launch import Launch
 from svoo.kernels.triton.sparse import sparse_attention
 from svoo.methods.base import Call, Run
 from svoo.methods.svoo.far import plan_far_call
-from svoo.methods.svoo.labels import LabelState
+from svoo.methods.svoo.labels import LabelState, cluster_counts
 from svoo.methods.svoo.method import SVOOMethod, plan_call
 from svoo.session.worth import LAUNCHES
 
@@ -53,6 +53,8 @@ def test_a_call_neither_waits_nor_holds_much(launched: list[str], heads: int, to
         plan = plan_call(query, query, config, Call(0, 0, generator=seeded()), budgets=budgets)
         planning = counter.operations
         run(query, plan)
+    # Two sides at each iteration; all numbers of a row once; query tiles, longest first.
+    assert counter.sorts == 2 * config.iterations + 1 + 1
     assert launched[-1] == "attend" and launched.count("_assign") == 2 * config.iterations
     assert planning <= 180 and counter.operations - planning <= 70, counter.operations
     assert counter.peak <= 1.1 * GIGABYTE  # the tokens themselves are 2.2 GB
@@ -84,3 +86,20 @@ def test_the_far_field_in_groups_of_heads(launched: list[str], heads: int, token
         assert groups <= 3 and launched.count("_look") == groups
         assert counter.operations + len(launched) <= LAUNCHES * groups, counter.operations
         assert counter.peak <= 3 * GIGABYTE, counter.peak / GIGABYTE
+
+
+@pytest.mark.usefixtures("launched")
+def test_labels_are_sorted_when_they_are_made_and_not_again() -> None:
+    """Two sides at each iteration; not by the other branch, nor by k-means that goes on from them.
+    The order of a layer of Wan 14B is what is kept: 24 MB, in int32."""
+    query = empty_tokens(40, 75_600)[:, :8]
+    config, state = SVOOConfig(), LabelState()
+    for step in range(3):
+        state.step = step
+        with Counter() as counter:
+            for branch in ("cond", "uncond"):
+                call = Call(step, 0, branch=branch, generator=seeded())
+                plan_far_call(query, query, query, config, call, 0.002, state)
+        assert counter.sorts == 2 * (config.iterations if step == 0 else 1)
+    clusters = sum(cluster_counts(config, query, query))
+    assert state.nbytes == 8 * 4 * (2 * 75_600 + clusters)

@@ -25,6 +25,7 @@ import svoo
 from svoo.core.far_plan import plan_far_field
 from svoo.core.features import equal_labels, k_means_labels
 from svoo.core.random import seeded
+from svoo.core.sorting import sort_sides
 from svoo.core.terms import FarTerms
 from svoo.kernels.triton.ranges import PIECE
 from svoo.kernels.triton.tiles import Tile, attention_tile
@@ -174,10 +175,11 @@ def measure(
             labels = equal_labels(query, key, value, *own)
         else:
             labels = k_means_labels(query, key, value, *own, iterations=2)
+        sides = sort_sides(labels, own)
         dense = scaled_dot_product_attention(query, key, value)
         row = []
         for tolerance in TOLERANCES:
-            plan = plan_far_field(query, key, value, *labels, own, tolerance=tolerance)
+            plan = plan_far_field(query, key, value, *sides, tolerance=tolerance)
             apart = svoo.run_plan(query, key, value, plan) - dense
             error = float(apart.norm() / dense.norm())
             row.append(Point(error, float(plan.density().mean()), count_tiles(plan, tile, equal)))

@@ -6,14 +6,15 @@ from making import Case, cases, normal
 
 from svoo.core import block_errors as block_errors_module
 from svoo.core.block_errors import block_means, log_block_errors, log_block_masses
-from svoo.core.clustering import CoClusters, from_labels
+from svoo.core.clustering import CoClusters, from_sorted
+from svoo.core.sorting import sort_sides
 
 
 def clusters_of(case: Case, dtype: torch.dtype) -> CoClusters:
     query, key, _ = case.tokens(dtype)
     plan = case.plan(compensate=False)
     counts = case.query_blocks, case.key_blocks
-    return from_labels(query, key, plan.query_blocks(), plan.key_blocks(), counts)
+    return from_sorted(query, key, *sort_sides((plan.query_blocks(), plan.key_blocks()), counts))
 
 
 def slow(clusters: CoClusters, case: Case, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,7 +69,7 @@ def test_no_logit_is_too_large() -> None:
 def test_empty_blocks_and_blocks_of_equal_tokens_have_no_error() -> None:
     tokens = normal(1, 1, 1, 4).expand(1, 1, 6, 4).bfloat16()
     labels = torch.tensor([0, 0, 0, 2, 2, 2]).view(1, 1, 6)
-    clusters = from_labels(tokens, tokens, labels, labels, (3, 3))
+    clusters = from_sorted(tokens, tokens, *sort_sides((labels, labels), (3, 3)))
     errors = log_block_errors(clusters, tokens, tokens)
     assert bool((errors[..., 1] == -torch.inf).all()) and bool((errors < -20).all())
     assert bool((log_block_masses(clusters, tokens)[..., 1] == -torch.inf).all())

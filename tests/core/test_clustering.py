@@ -9,14 +9,9 @@ from torch import Tensor
 
 from svoo import co_cluster
 from svoo.core import clustering as clustering_module
-from svoo.core.clustering import (
-    CoClusters,
-    Implementation,
-    default_clusters,
-    far_fineness,
-    from_labels,
-)
+from svoo.core.clustering import CoClusters, Implementation, from_sorted
 from svoo.core.kmeans import k_means
+from svoo.core.sorting import sort_sides
 from svoo.errors import BackendUnavailableError, ConfigError, NonFiniteError, ShapeError
 
 
@@ -145,13 +140,7 @@ def test_clusters_are_consistent(case: Case) -> None:
         for cluster in range(side.sizes.shape[2]):
             count = (side.labels == cluster).sum(dim=-1)
             assert torch.equal(count, side.sizes[..., cluster])
-    again = from_labels(
-        query,
-        key,
-        clusters.query.labels,
-        clusters.key.labels,
-        (case.query_blocks, case.key_blocks),
-    )
+    again = from_sorted(query, key, clusters.query.sorted(), clusters.key.sorted())
     full = clusters.key.sizes > 0
     torch.testing.assert_close(again.key.centroids[full], clusters.key.centroids[full])
     assert torch.equal(again.key.sizes, clusters.key.sizes)
@@ -230,7 +219,7 @@ def test_the_kernels_cluster_as_torch_does(
         assert agreement > (0.999 if dtype == torch.float32 else 0.95)
         assert other.sizes.sum(dim=-1).unique().tolist() == [one.labels.shape[2]]
         assert other.centroids.dtype == torch.float32
-    again = from_labels(query, key, got.query.labels, got.key.labels, (8, 20))
+    again = from_sorted(query, key, *sort_sides((got.query.labels, got.key.labels), (8, 20)))
     full = got.key.sizes > 0
     torch.testing.assert_close(again.key.centroids[full], got.key.centroids[full])
 
@@ -253,7 +242,9 @@ def test_clusters_of_the_cpp_kernels_are_torchs(
             ),
         )
         assert other.centroids.dtype == torch.float32
-    again = from_labels(query.double(), key.double(), got.query.labels, got.key.labels, (8, 20))
+    again = from_sorted(
+        query.double(), key.double(), *sort_sides((got.query.labels, got.key.labels), (8, 20))
+    )
     for one, other in ((again.query, got.query), (again.key, got.key)):
         full = other.sizes > 0
         torch.testing.assert_close(
@@ -277,15 +268,6 @@ def test_the_draw_is_seeded_and_never_global() -> None:
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(first.key.labels, second.key.labels)
     assert not torch.equal(first.key.labels, other.key.labels)
-
-
-def test_default_counts_follow_the_tokens() -> None:
-    assert default_clusters(75_600) == default_clusters(118_800) == (256, 1024)
-    assert default_clusters(7_488) == (25, 101)
-    assert default_clusters(1) == (1, 1)
-    assert default_clusters(7_488, 4) == (101, 406)
-    assert default_clusters(75_600, 0.5) == (128, 512)
-    assert default_clusters(40, 1_000) == (40, 40)  # never more than tokens
 
 
 @pytest.mark.parametrize("cluster", [co_cluster, k_means])
@@ -330,13 +312,3 @@ def test_bad_input() -> None:
         co_cluster(query, key, 2, 3, initial=(query[:, :, :2], key[:, :, :2]))
     with pytest.raises(NonFiniteError):
         co_cluster(query, key * float("inf"), 2, 3)
-
-
-def test_far_clusters_fill_a_gpus_tiles() -> None:
-    assert default_clusters(7488, far_fineness(7488)) == (89, 355)
-    assert default_clusters(75_600, far_fineness(75_600)) == (256, 1024)
-    assert far_fineness(100) == 3.5 and far_fineness(10**6) == 1
-    sizes = [7488, 10_000, 14_400, 32_760, 50_000, 75_600, 118_800]
-    blocks = [tokens / default_clusters(tokens, far_fineness(tokens))[0] for tokens in sizes]
-    assert blocks == sorted(blocks) and blocks[0] > 80
-    assert all(size > 128 for size, tokens in zip(blocks, sizes, strict=True) if tokens > 50_000)

@@ -13,6 +13,7 @@ from svoo.core.far_groups import group_keys
 from svoo.core.far_plan import choose_tiers, plan_far_field
 from svoo.core.kmeans import k_means
 from svoo.core.plan import BlockPlan
+from svoo.core.sorting import sort_sides
 from svoo.core.terms import FarTerms
 
 on_every_implementation = pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_the_tiers_are_a_partition(
     labels, counts = case.plan(compensate=False), (case.query_blocks, case.key_blocks)
     query, key, value = case.tokens(dtype)
     plan = plan_far_field(
-        query, key, value, labels.query_blocks(), labels.key_blocks(), counts,
+        query, key, value, *sort_sides((labels.query_blocks(), labels.key_blocks()), counts),
         tolerance=tolerance, groups=groups, implementation=by,
     )  # fmt: skip
     terms, full = terms_of(checked(plan)), (plan.key_sizes > 0).unsqueeze(2)
@@ -81,18 +82,16 @@ def relative_error(
 def test_one_tolerance_trades_density_for_error() -> None:
     parts = clustered_tokens(1, 2, 900, 32, generator=chance(0))
     clusters = k_means(*parts[:2], 12, 40, iterations=4)
-    labels = clusters.query.labels, clusters.key.labels
+    sides = clusters.query.sorted(), clusters.key.sorted()
     found = []
     for tolerance in (1e-2, 1e-3, 1e-4):
-        plan = plan_far_field(*parts, *labels, (12, 40), tolerance=tolerance)
+        plan = plan_far_field(*parts, *sides, tolerance=tolerance)
         found.append((float(plan.density().mean()), relative_error(parts, plan)))
     densities, errors = zip(*found, strict=True)
     assert list(densities) == sorted(densities) and list(errors) == sorted(errors, reverse=True)
     assert errors[0] < 0.5 and densities[0] < 0.5
-    heavier = plan_far_field(
-        *parts, *labels, (12, 40), tolerance=1e-3, weight=torch.tensor([1.0, 100.0])
-    )
-    plain = plan_far_field(*parts, *labels, (12, 40), tolerance=1e-3)
+    heavier = plan_far_field(*parts, *sides, tolerance=1e-3, weight=torch.tensor([1.0, 100.0]))
+    plain = plan_far_field(*parts, *sides, tolerance=1e-3)
     assert torch.equal(heavier.keep[:, 0], plain.keep[:, 0])
     assert bool((heavier.density()[:, 1] > plain.density()[:, 1]).all())
 
@@ -101,9 +100,8 @@ def test_text_and_padding_stay_outside() -> None:
     layout = VideoLayout(2, 3, 4, text=5, valid_text=torch.tensor([5, 2]))
     query, key, value = (normal(2, 3, 29, 8, seed=seed) for seed in range(3))
     labels = torch.arange(24).expand(2, 3, 24) % 4
-    plan = plan_far_field(
-        query, key, value, labels, labels, (4, 4), tolerance=1e-2, groups=2, layout=layout
-    )
+    sides = sort_sides((labels, labels), (4, 4))
+    plan = plan_far_field(query, key, value, *sides, tolerance=1e-2, groups=2, layout=layout)
     exact = run_plan(query, key, value, plan, backend="reference")
     assert (plan.query_tokens, plan.key_tokens) == (29, 29)
     assert not bool(terms_of(plan).middle[..., 4:].any())

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from svoo.core.clustering import Implementation
 from svoo.core.features import FEATURES, ROUNDS, equal_labels, find_features, k_means_labels
 from svoo.core.kmeans import k_means
+from svoo.core.sorting import sort_sides
 
 on_every_implementation = pytest.mark.parametrize(
     "by", ["torch", pytest.param("cpp", marks=pytest.mark.compiler)]
@@ -120,7 +121,7 @@ def test_labels_are_nearly_those_of_all_axes() -> None:
 def test_old_labels_are_where_it_begins() -> None:
     query, key, value = clustered_tokens(1, 2, 400, 32, generator=chance(0))
     first = k_means_labels(query, key, value, 6, 10, iterations=30)
-    again = k_means_labels(query, key, value, 6, 10, labels=(first[0].short(), first[1].short()))
+    again = k_means_labels(query, key, value, 6, 10, old=sort_sides(first, (6, 10)))
     for one, two in zip(first, again, strict=True):
         assert float((one == two).float().mean()) > 0.99
     other = k_means_labels(query, key, value, 6, 10, generator=chance(5))

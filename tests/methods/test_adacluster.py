@@ -10,9 +10,10 @@ from making import Case, cases, normal
 from method_checks import check_text_padding_and_odd_sizes, check_videos_are_apart, plan_of
 
 from svoo import BlockPlan, Call, Dense, Run, VideoLayout, run_plan
-from svoo.core.clustering import CoClusters, from_labels
+from svoo.core.clustering import CoClusters, from_sorted
 from svoo.core.kmeans import group_by_distance
 from svoo.core.plan import plan_from_clusters
+from svoo.core.sorting import sort_sides
 from svoo.errors import ConfigError
 from svoo.methods.adacluster import AdaClusterConfig, keep_best, score_clusters
 
@@ -25,7 +26,9 @@ def test_the_choice_is_the_slow_rule(case: Case, score: Score, count: int) -> No
     query, key, _ = case.tokens(torch.float64)
     plan = case.plan(compensate=False)
     counts = case.query_blocks, case.key_blocks
-    clusters = from_labels(query, key, plan.query_blocks(), plan.key_blocks(), counts)
+    clusters = from_sorted(
+        query, key, *sort_sides((plan.query_blocks(), plan.key_blocks()), counts)
+    )
     found = keep_best(score_clusters(clusters, score, None), clusters, count)
     for b in range(case.batch):
         for h in range(case.heads):

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from svoo import BlockPlan, MeanTerms, VideoLayout, make_plan, run_plan
 from svoo.core.block_errors import log_block_errors
-from svoo.core.clustering import CoClusters, from_labels
+from svoo.core.clustering import CoClusters, from_sorted
 from svoo.core.kmeans import group_by_distance
 from svoo.core.plan import plan_from_clusters
+from svoo.core.sorting import sort_sides
 from svoo.errors import ConfigError
 from svoo.methods.svg_ear import SVGEARConfig, select_by_error
 
@@ -48,7 +49,7 @@ def random_clusters(case: Case) -> CoClusters:
     query, key, _ = case.tokens(torch.float64)
     plan = case.plan(compensate=False)
     counts = case.query_blocks, case.key_blocks
-    return from_labels(query, key, plan.query_blocks(), plan.key_blocks(), counts)
+    return from_sorted(query, key, *sort_sides((plan.query_blocks(), plan.key_blocks()), counts))
 
 
 @settings(max_examples=40)

@@ -167,8 +167,9 @@ def test_branches_share_labels_unless_told_not_to() -> None:
         session = handle._runtime.session
         assert session is not None
         states[shared] = session.method.state_bytes
-    # Two sparse layers, 48 tokens, four heads, two sides, two bytes.
-    assert states == {True: 2 * 48 * 4 * 2 * 2, False: 4 * 48 * 4 * 2 * 2}
+    # Orders of 48 tokens on two sides and sizes of the clusters, four heads, two bytes.
+    one = (2 * 48 + SETTINGS["query_clusters"] + SETTINGS["key_clusters"]) * 4 * 2
+    assert states == {True: 2 * one, False: 4 * one}  # two sparse layers
 
 
 def test_the_dense_method_only_counts() -> None:

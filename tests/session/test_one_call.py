@@ -156,15 +156,15 @@ def test_state_carries_labels_to_the_next_call() -> None:
     config = SVOOConfig(query_clusters=4, key_clusters=8, recluster_every=2)
     state = LabelState()
     sparse_attention(query, key, value, config, state=state)
-    labels = state.labels
-    assert labels is not None
+    sides = state.sides
+    assert sides is not None
     state.step = 1
     sparse_attention(-query, key, value, config, state=state)
-    assert state.labels is labels
+    assert state.sides is sides
     state.step = 2
     sparse_attention(-query, key, value, config, state=state)
-    assert state.labels is not labels
-    assert state.nbytes == 2 * 2 * 80 * 2
+    assert state.sides is not sides
+    assert state.nbytes == 2 * 2 * (80 + 80 + 4 + 8)  # orders and sizes in int16
 
 
 def test_budgets_are_clipped_to_the_configs_range() -> None:
@@ -192,8 +192,8 @@ def test_every_reclustering_draws_anew() -> None:
     state, labels = LabelState(), []
     for state.step in range(2):
         sparse_attention(query, key, value, config, state=state)
-        assert state.labels is not None
-        labels.append(state.labels[1])
+        assert state.sides is not None
+        labels.append(state.sides[1].labels())
     assert not torch.equal(*labels)
 
 

@@ -12,6 +12,7 @@ from svoo.core.clustering import assign_tokens, choose_implementation, update_ce
 from svoo.core.far_field import find_moments, see_blocks
 from svoo.core.far_plan import plan_far_field
 from svoo.core.plan import BlockPlan
+from svoo.core.sorting import sort_sides
 from svoo.core.terms import MeanTerms
 
 LIMIT = 2e-2
@@ -70,7 +71,7 @@ def _check_attention(tokens: Tokens, plan: BlockPlan) -> dict[str, float]:
     one = tokens[0][:, :1], tokens[1][:, :1], tokens[2][:, :1]
     counts = plan.keep.shape[2], plan.keep.shape[3]
     labels = plan.query_blocks()[:, :1], plan.key_blocks()[:, :1]
-    far = plan_far_field(*one, *labels, counts, tolerance=0.01)
+    far = plan_far_field(*one, *sort_sides(labels, counts), tolerance=0.01)
     first = replace(far, keep=plan.keep[:, :1], terms=MeanTerms(far.key_sizes > 0), check=False)
     found = {}
     for name, made in (("attention, mean terms", first), ("attention, far terms", far)):

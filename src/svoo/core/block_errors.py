@@ -77,7 +77,8 @@ def block_means(tokens: Tensor, side: Clusters) -> Tensor:
     clusters."""
     by = choose_implementation(tokens, "auto")
     start = torch.zeros_like(side.centroids)
-    return update_centroids(tokens, side.labels, start, by=by).centroids
+    known = None if side.order is None else side.sorted()
+    return update_centroids(tokens, side.labels, start, by=by, known=known).centroids
 
 
 def rows_of_labels(rows: Tensor, labels: Tensor) -> Tensor:

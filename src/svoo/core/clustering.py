@@ -17,7 +17,6 @@ Queries are assigned in the same way, with the two sides exchanged.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor
 
 from svoo.core.random import seeded
+from svoo.core.sorting import SortedLabels, sort_labels
 from svoo.core.validate import accumulation_dtype, check_tokens, inference_only
 from svoo.errors import BackendUnavailableError, ConfigError, NonFiniteError, ShapeError
 from svoo.kernels.cpp import clusters as cpp
@@ -33,7 +33,6 @@ from svoo.kernels.cpp import why_no_cpp
 from svoo.kernels.triton import why_no_kernels
 
 _CHUNK_ELEMENTS = 1 << 20  # scores held at a time
-_FULL_SIZE_TOKENS = 75_600  # the paper's 720p clip, where it takes 256 and 1024 clusters
 
 
 @dataclass(frozen=True)
@@ -41,14 +40,20 @@ class Clusters:
     """The clusters of the queries, or of the keys: labels int64 `[B, H, N]`, centroids
     `[B, H, C, D]`, sizes int64 `[B, H, C]`.
 
-    An empty cluster has size 0, and its centroid means nothing. `order` `[B, H, N]` is the stable
-    order of tokens that sorts the labels; None where nobody needed it.
+    An empty cluster has size 0, and its centroid means nothing. `order` `[B, H, N]` is an order of
+    tokens that sorts the labels; None where nobody needed it.
     """
 
     labels: Tensor
     centroids: Tensor
     sizes: Tensor
     order: Tensor | None = None
+
+    def sorted(self) -> SortedLabels:
+        """Return the labels in order: sorted now, if nobody did."""
+        if self.order is None:
+            return sort_labels(self.labels, self.sizes.shape[2])
+        return SortedLabels(self.order, self.sizes)
 
 
 @dataclass(frozen=True)
@@ -66,33 +71,6 @@ class CoClusters:
 
 Centroids = tuple[Tensor, Tensor]
 Implementation = Literal["auto", "triton", "cpp", "torch"]
-
-
-def default_clusters(tokens: int, fineness: float = 1.0) -> tuple[int, int]:
-    """Return the query and key cluster counts for a number of tokens: 256 and 1024 at 75,600,
-    fewer below, times `fineness`."""
-    query, key = (scale_clusters(fineness * count, tokens) for count in (256, 1024))
-    return query, key
-
-
-def far_fineness(tokens: int) -> float:
-    """Return how much finer the far field's clusters are than the paper's: 3.5 times up to 7,488
-    tokens, where that was chosen, as fine from 75,600 on, and in between by a power of the tokens.
-
-    Blocks of queries grow from 84 tokens to 295 and of keys from 21 to 74, so that they fill a
-    GPU's tiles: 256 x 1,024 clusters are among the two cheapest at equal error in the static model
-    of `tools.tile_fill`. The pass of query means over all keys, whose share of dense is Cq / N,
-    gets cheaper as kept pairs do.
-    """
-    small, large = 7488, _FULL_SIZE_TOKENS
-    part = math.log(min(max(tokens, small), large) / small) / math.log(large / small)
-    return math.pow(3.5, 1 - part)
-
-
-def scale_clusters(count: float, tokens: int) -> int:
-    """Return the number of clusters for a number of tokens: `count` from 75,600 tokens on, fewer
-    in proportion below, at least 1, never more than there are tokens."""
-    return min(tokens, max(1, round(count * min(1.0, tokens / _FULL_SIZE_TOKENS))))
 
 
 @inference_only
@@ -138,19 +116,17 @@ def co_cluster(
 
 
 @inference_only
-def from_labels(
-    query: Tensor, key: Tensor, query_labels: Tensor, key_labels: Tensor, counts: tuple[int, int]
+def from_sorted(
+    query: Tensor, key: Tensor, query_side: SortedLabels, key_side: SortedLabels
 ) -> CoClusters:
-    """Return clusters with the given labels `[B, H, N]`, `[B, H, M]` and the means of the present
-    tokens as centroids. `counts` are the numbers of query and key clusters. Costs O((N + M) D)."""
+    """Return clusters with the given labels and the means of the present tokens as centroids, 0
+    for empty ones. Costs O((N + M) D)."""
     sides = []
-    for tokens, labels, count in zip(
-        (query, key), (query_labels, key_labels), counts, strict=True
-    ):
-        shape = (*tokens.shape[:2], count, tokens.shape[3])
+    for tokens, known in ((query, query_side), (key, key_side)):
+        shape = (*known.sizes.shape, tokens.shape[3])
         empty = torch.zeros(shape, dtype=accumulation_dtype(tokens), device=tokens.device)
         by = choose_implementation(tokens, "auto")
-        sides.append(update_centroids(tokens, labels.long(), empty, by=by))
+        sides.append(update_centroids(tokens, known.labels(), empty, by=by, known=known))
     return CoClusters(*sides)
 
 
@@ -319,21 +295,29 @@ def assign_tokens(
 
 
 def update_centroids(
-    tokens: Tensor, labels: Tensor, centroids: Tensor, *, by: Implementation
+    tokens: Tensor,
+    labels: Tensor,
+    centroids: Tensor,
+    *,
+    by: Implementation,
+    known: SortedLabels | None = None,
 ) -> Clusters:
-    """Return the clusters of tokens `[B, H, N, D]` with labels `[B, H, N]`.
+    """Return the clusters of tokens `[B, H, N, D]` with labels `[B, H, N]`, which are `known` in
+    order, or are sorted where that is needed.
 
     Centroids are the means of their tokens, in the dtype of the old `centroids` `[B, H, C, D]`; an
     empty cluster keeps its old one.
     """
+    order = None if known is None else known.order
+    clusters = centroids.shape[2]
     if by == "triton":
         from svoo.kernels.triton.centroids import update_centroids as by_triton
 
-        return Clusters(labels, *by_triton(tokens, labels, centroids))
+        order, sizes = known or sort_labels(labels, clusters)
+        return Clusters(labels, by_triton(tokens, order, sizes, centroids), sizes, order)
     if by == "cpp":
-        return Clusters(labels, *cpp.update_centroids(tokens, labels, centroids))
+        return Clusters(labels, *cpp.update_centroids(tokens, labels, centroids), order)
     batch, heads, _, size = tokens.shape
-    clusters = centroids.shape[2]
     rows = labels + clusters * torch.arange(batch * heads, device=labels.device).view(
         batch, heads, 1
     )
@@ -343,4 +327,4 @@ def update_centroids(
     sizes.scatter_add_(0, rows.flatten(), torch.ones_like(rows.flatten()))
     sizes = sizes.view(batch, heads, clusters)
     means = sums.view_as(centroids) / sizes.clamp(min=1).unsqueeze(-1)
-    return Clusters(labels, torch.where(sizes.unsqueeze(-1) > 0, means, centroids), sizes)
+    return Clusters(labels, torch.where(sizes.unsqueeze(-1) > 0, means, centroids), sizes, order)

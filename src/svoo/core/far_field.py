@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from svoo.core.clustering import Implementation
+from svoo.core.sorting import blocks_in_order
 from svoo.core.validate import accumulation_dtype
 from svoo.kernels.cpp import far_field as cpp
 
@@ -77,7 +78,7 @@ def find_moments(tokens: Tensor, order: Tensor, sizes: Tensor, *, by: Implementa
     dtype = accumulation_dtype(tokens)
     rows = order.unsqueeze(-1)
     sorted_tokens = tokens.gather(2, rows.expand_as(tokens)).to(dtype)
-    block_of = _blocks_in_order(sizes, tokens.shape[2]).unsqueeze(-1).expand_as(sorted_tokens)
+    block_of = blocks_in_order(sizes, tokens.shape[2]).unsqueeze(-1).expand_as(sorted_tokens)
     zeros = torch.zeros(*sizes.shape, tokens.shape[3], dtype=dtype, device=tokens.device)
     count = sizes.clamp(min=1).unsqueeze(-1)
     mean = zeros.scatter_add(2, block_of, sorted_tokens) / count
@@ -118,7 +119,7 @@ def see_blocks(
     base = means @ centres.transpose(2, 3) * scale
     top = torch.full(shape, -torch.inf, dtype=dtype, device=key.device)
     total, seen = torch.zeros_like(top), torch.zeros(*shape, size, dtype=dtype, device=key.device)
-    blocks = _blocks_in_order(key_sizes, key.shape[2])
+    blocks = blocks_in_order(key_sizes, key.shape[2])
     chunk = max(1, _CHUNK_ELEMENTS // (batch * heads * queries * size))
 
     def parts() -> list[tuple[Tensor, Tensor]]:
@@ -189,9 +190,3 @@ def keep_by_error(error: Tensor, key_sizes: Tensor, tolerance: float, weight: Te
     score = error * weight.to(error).view(-1, 1, 1) / sizes.clamp(min=1)
     score = score.masked_fill(sizes == 0, -1.0)
     return (score > tolerance).scatter(3, score.argmax(dim=-1, keepdim=True), value=True)
-
-
-def _blocks_in_order(sizes: Tensor, tokens: int) -> Tensor:
-    """Return the block of each token in block order, `[B, H, N]`, for sizes `[B, H, C]`."""
-    index = torch.arange(tokens, device=sizes.device).expand(*sizes.shape[:2], tokens)
-    return torch.searchsorted(sizes.cumsum(dim=-1), index.contiguous(), right=True)

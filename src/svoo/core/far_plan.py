@@ -24,7 +24,8 @@ from svoo.core.far_groups import (
     grouping_error,
 )
 from svoo.core.layout import VideoLayout
-from svoo.core.plan import BlockPlan, add_text, sort_labels
+from svoo.core.plan import BlockPlan, add_text
+from svoo.core.sorting import SortedLabels
 from svoo.core.terms import FarTerms, GroupTerms
 from svoo.core.validate import default_scale, inference_only
 from svoo.kernels.cpp import far_field as cpp
@@ -105,9 +106,8 @@ def plan_far_field(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    query_labels: Tensor,
-    key_labels: Tensor,
-    counts: tuple[int, int],
+    query_side: SortedLabels,
+    key_side: SortedLabels,
     *,
     tolerance: float,
     weight: Tensor | None = None,
@@ -119,8 +119,8 @@ def plan_far_field(
     """Return the plan that keeps what is expected to err by more than the tolerance for each key
     token, and gives the rest terms.
 
-    query `[B, H, N, D]`, key, value `[B, H, M, D]`; labels `[B, H, N]`, `[B, H, M]` of the *video*
-    tokens, below `counts`; weight `[H]` is what a head's error counts (norm of its slice of the
+    query `[B, H, N, D]`, key, value `[B, H, M, D]`; the sides are the labels of the *video*
+    tokens (`sort_labels`); weight `[H]` is what a head's error counts (norm of its slice of the
     output projection over the root of the head size; None: 1). A block is kept where weight * e_ij
     / size_j > tolerance (`expected_error`), joins the term of its group where weight *
     `grouping_error` < tolerance, and has a term of its own else; groups=0: no third tier. Text and
@@ -132,14 +132,12 @@ def plan_far_field(
         query, key, value = (layout.video_part(tokens) for tokens in (query, key, value))
     by = choose_implementation(query, implementation)
     weight = query.new_ones(query.shape[1], dtype=torch.float32) if weight is None else weight
-    query_order, query_sizes = sort_labels(query_labels, counts[0])
-    key_order, key_sizes = sort_labels(key_labels, counts[1])
-    queries = find_moments(query, query_order, query_sizes, by=by)
-    keys = find_moments(key, key_order, key_sizes, by=by)
-    values = find_moments(value, key_order, key_sizes, by=by)
+    queries = find_moments(query, *query_side, by=by)
+    keys = find_moments(key, *key_side, by=by)
+    values = find_moments(value, *key_side, by=by)
     # Rounded before the bias is made: backends multiply rounded means, and both have to cancel.
     query_mean, key_mean = queries.mean.to(query.dtype), keys.mean.to(query.dtype)
-    seen = see_blocks(query_mean, key_mean, key, value, key_order, key_sizes, scale=factor, by=by)
+    seen = see_blocks(query_mean, key_mean, key, value, *key_side, scale=factor, by=by)
     tiers = choose_tiers(
         seen,
         queries,
@@ -152,8 +150,8 @@ def plan_far_field(
         by=by,
     )
     terms = FarTerms(tiers.middle, seen.bias.float(), seen.value, tiers.groups)
-    keep = tiers.keep
-    plan = BlockPlan(query_order, key_order, query_sizes, key_sizes, keep, terms, check=False)
+    orders, sizes = zip(query_side, key_side, strict=True)
+    plan = BlockPlan(*orders, *sizes, tiers.keep, terms, check=False)
     return plan if layout is None else add_text(plan, layout, check=False)
 
 

@@ -14,11 +14,12 @@ from svoo.core.clustering import (
     centred,
     choose_implementation,
     first_alike,
-    from_labels,
+    from_sorted,
     start_centroids,
     update_centroids,
 )
 from svoo.core.random import seeded
+from svoo.core.sorting import SortedLabels
 from svoo.core.validate import accumulation_dtype, inference_only
 from svoo.kernels.cpp import features as cpp
 
@@ -38,21 +39,21 @@ def k_means_labels(
     key_clusters: int,
     *,
     iterations: int = 1,
-    labels: tuple[Tensor, Tensor] | None = None,
+    old: tuple[SortedLabels, SortedLabels] | None = None,
     generator: torch.Generator | None = None,
     implementation: Implementation = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Return labels int64 `[B, H, N]`, `[B, H, M]` of query `[B, H, N, D]` and key, value `[B, H,
     M, D]` by k-means on `find_features`.
 
-    Starts from the fresh centroids of given labels, else from tokens that the generator draws.
+    Starts from the fresh centroids of old labels, else from tokens that the generator draws.
     """
     by = choose_implementation(query, implementation)
     features = find_features(query, key, value, implementation=implementation)
     counts, initial = (query_clusters, key_clusters), None
-    if labels is not None:
-        old = from_labels(*features, *labels, counts)
-        initial = old.query.centroids, old.key.centroids
+    if old is not None:
+        before = from_sorted(*features, *old)
+        initial = before.query.centroids, before.key.centroids
     centroids = start_centroids(*features, *counts, iterations, initial, generator, check=False)
     sides = zip(features, centroids, strict=True)
     queries, keys = (_nearest(tokens, start, iterations, by) for tokens, start in sides)

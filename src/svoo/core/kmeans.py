@@ -4,7 +4,7 @@ stop where nothing moves any more."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -105,7 +105,7 @@ def group_by_distance(
         if tolerance > 0 and looks and number < iterations and bool(over):
             break
     assert clusters is not None  # at least one iteration
-    return Grouped(Clusters(clusters.labels, centroids, clusters.sizes), rounds)
+    return Grouped(replace(clusters, centroids=centroids), rounds)
 
 
 def draw_with_replacement(

@@ -10,6 +10,7 @@ from torch import Tensor
 from svoo.core.clustering import CoClusters
 from svoo.core.layout import VideoLayout
 from svoo.core.plan_checks import check_labels, check_tensors, check_values
+from svoo.core.sorting import blocks_of_tokens, sort_labels
 from svoo.core.terms import FarTerms, MeanTerms, Terms, pad_terms
 from svoo.errors import PlanError
 
@@ -113,11 +114,11 @@ class BlockPlan:
 
     def query_blocks(self) -> Tensor:
         """Return the block of every query token in the original order, `[B, H, N]`."""
-        return _blocks_of_tokens(self.query_sizes, self.query_order, self.query_tokens)
+        return blocks_of_tokens(self.query_sizes, self.query_order, self.query_tokens)
 
     def key_blocks(self) -> Tensor:
         """Return the block of every key token in the original order, `[B, H, M]`."""
-        return _blocks_of_tokens(self.key_sizes, self.key_order, self.key_tokens)
+        return blocks_of_tokens(self.key_sizes, self.key_order, self.key_tokens)
 
     def permute_queries(self, tokens: Tensor) -> Tensor:
         """Bring `[B, H, N, D]` into block order."""
@@ -161,12 +162,9 @@ def plan_from_clusters(
     """Make a plan from clusters of the video tokens and keep `[B, H, Cq, Ck]`, with mean terms or
     none, and the text and padding of a layout."""
     terms = MeanTerms(clusters.key.sizes > 0) if compensate else None
-    query_order, key_order = (
-        sort_labels(side.labels, side.sizes.shape[2])[0] if side.order is None else side.order
-        for side in (clusters.query, clusters.key)
-    )
-    query_sizes, key_sizes = clusters.query.sizes, clusters.key.sizes
-    plan = BlockPlan(query_order, key_order, query_sizes, key_sizes, keep, terms, check=False)
+    query_side, key_side = clusters.query.sorted(), clusters.key.sorted()
+    orders, sizes = zip(query_side, key_side, strict=True)
+    plan = BlockPlan(*orders, *sizes, keep, terms, check=False)
     return plan if layout is None else add_text(plan, layout, check=False)
 
 
@@ -218,26 +216,6 @@ def add_text(plan: BlockPlan, layout: VideoLayout, *, check: bool = True) -> Blo
         query_tokens=layout.tokens,
         key_tokens=layout.tokens,
     )
-
-
-def sort_labels(labels: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-    """Return the stable order that brings labels `[B, H, N]` together, and the block sizes `[B, H,
-    blocks]`."""
-    if labels.device.type == "cpu" and blocks <= 2**15:
-        # numpy sorts 16-bit integers digit by digit, which torch does not.
-        narrow = labels.to(torch.int16).resolve_neg().numpy()
-        order = torch.from_numpy(narrow.argsort(axis=-1, kind="stable"))
-    else:
-        order = labels.sort(dim=-1, stable=True).indices
-    sizes = torch.zeros(*labels.shape[:2], blocks, dtype=torch.int64, device=labels.device)
-    return order, sizes.scatter_add_(2, labels.long(), torch.ones_like(labels, dtype=torch.int64))
-
-
-def _blocks_of_tokens(sizes: Tensor, order: Tensor | None, tokens: int) -> Tensor:
-    ends = sizes.cumsum(dim=-1)
-    index = torch.arange(tokens, device=sizes.device).expand(*sizes.shape[:2], tokens)
-    blocks = torch.searchsorted(ends, index.contiguous(), right=True)
-    return blocks if order is None else torch.empty_like(blocks).scatter_(2, order, blocks)
 
 
 def _permute(tokens: Tensor, order: Tensor | None) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor
 from svoo.catalogue import find_model
 from svoo.core.balanced import Balanced, split_evenly, square_root
 from svoo.core.blocks import keep_top
-from svoo.core.clustering import from_labels
+from svoo.core.clustering import from_sorted
 from svoo.core.plan import BlockPlan
+from svoo.core.sorting import SortedLabels
 from svoo.core.validate import accumulation_dtype
 from svoo.methods.base import (
     Call,
@@ -85,11 +86,14 @@ class _ClusterAttentionMethod(SparseMethod[ClusterAttentionConfig]):
             keys = split_evenly(seen_keys, config.key_block, sample=sample, generator=chance)
         with call.watch("selection"):
             counts = len(queries.sizes), len(keys.sizes)
-            means = from_labels(query, key, queries.labels(), keys.labels(), counts)
+            query_side, key_side = (
+                SortedLabels(side.order, _sizes(side, query)) for side in (queries, keys)
+            )
+            means = from_sorted(query, key, query_side, key_side)
             scores = means.query.centroids @ means.key.centroids.transpose(2, 3)
             keep = keep_top(scores, math.ceil(config.keep * counts[1] - 1e-9))
-        sizes = [_sizes(side, query) for side in (queries, keys)]
-        return BlockPlan(queries.order, keys.order, sizes[0], sizes[1], keep, check=False)
+        orders, sizes = zip(query_side, key_side, strict=True)
+        return BlockPlan(*orders, *sizes, keep, check=False)
 
 
 def in_each_others_metric(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

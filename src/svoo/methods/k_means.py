@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from svoo.core.clustering import CoClusters, scale_clusters
+from svoo.core.cluster_counts import scale_clusters
+from svoo.core.clustering import CoClusters
 from svoo.core.kmeans import WarmKMeans
 from svoo.methods.base import Call, MethodConfig, Run, require_count, require_switch
 from svoo.methods.warm_up import SparseMethod

@@ -13,13 +13,8 @@ from torch import Tensor
 
 from svoo.catalogue import find_model
 from svoo.core.block_errors import log_block_errors, log_block_masses
-from svoo.core.clustering import (
-    Clusters,
-    CoClusters,
-    choose_implementation,
-    scale_clusters,
-    update_centroids,
-)
+from svoo.core.cluster_counts import scale_clusters
+from svoo.core.clustering import Clusters, CoClusters, choose_implementation, update_centroids
 from svoo.core.eigen import eigen
 from svoo.core.kmeans import draw_with_replacement, group_by_distance, pick_samples
 from svoo.core.plan import plan_from_clusters
@@ -173,7 +168,8 @@ class _SparsePRMethod(SparseMethod[SparsePRConfig]):
         start = pick_samples(start, videos)
         made = group_by_distance(features, project(start), rounds).clusters
         by = choose_implementation(tokens, "auto")
-        side = update_centroids(tokens, made.labels, start, by=by)
+        known = None if made.order is None else made.sorted()
+        side = update_centroids(tokens, made.labels, start, by=by, known=known)
         lasts = [len(videos) - 1 - videos[::-1].index(v) for v in range(max(videos) + 1)]
         state.centroids[name] = pick_samples(side.centroids, lasts)
         call.count("clustering", rounds * count / tokens.shape[2])

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from svoo.core.clustering import co_cluster, default_clusters
+from svoo.core.cluster_counts import default_clusters
+from svoo.core.clustering import co_cluster
 from svoo.core.random import mix_seeds, seeded
 from svoo.methods.base import Call
 from svoo.studies.base import Cell, Claim, Job, Plot, Section, Table, as_png, per_input

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from svoo.core.clustering import CoClusters, co_cluster, default_clusters
+from svoo.core.cluster_counts import default_clusters
+from svoo.core.clustering import CoClusters, co_cluster
 from svoo.core.kmeans import k_means
 from svoo.core.plan import plan_from_clusters
 from svoo.core.quality import recall

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from svoo.core.clustering import co_cluster, default_clusters
+from svoo.core.cluster_counts import default_clusters
+from svoo.core.clustering import co_cluster
 from svoo.core.random import mix_seeds, seeded
 from svoo.methods.base import Call
 from svoo.studies.base import Claim, Job, Plot, Section, Table, Verdict, as_png, per_input

@@ -116,7 +116,7 @@ def test_two_branches_in_a_batch_share_labels() -> None:
 
     def look(model: object = None) -> None:
         method: Any = added.session.method if added.session else None
-        shapes.extend(state.labels[0].shape[0] for state in method._states.values())
+        shapes.extend(len(state.sides[0].order) for state in method._states.values())
         original(model)
 
     clone.callbacks["on_cleanup"]["svoo"] = [look]

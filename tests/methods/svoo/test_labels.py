@@ -1,12 +1,18 @@
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 from making import normal
 from synthetic import clustered_tokens
+from torch import Tensor
 
-from svoo import LabelState, SVOOConfig, co_cluster, make_plan, run_plan
+from svoo import BlockPlan, LabelState, SVOOConfig, co_cluster, make_plan, run_plan
+from svoo.core import clustering, sorting
+from svoo.core import plan as plan_module
 from svoo.core.random import seeded
+from svoo.methods.base import Call, Run
 from svoo.methods.svoo.labels import cluster_counts
 
 
@@ -32,6 +38,42 @@ def test_samples_of_one_video_take_its_labels() -> None:
     both = state.reuse(query.repeat(2, 1, 1, 1), key.repeat(2, 1, 1, 1), 1, [0, 0])
     assert both is not None
     assert torch.equal(both.key.labels, made.key.labels.repeat(2, 1, 1))
+
+
+@pytest.fixture
+def sorts(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The labels that were sorted, in their order."""
+    seen: list[Tensor] = []
+
+    def count(labels: Tensor, blocks: int) -> sorting.SortedLabels:
+        seen.append(labels)
+        return sort(labels, blocks)
+
+    sort = sorting.sort_labels
+    for module in (sorting, clustering, plan_module):
+        monkeypatch.setattr(module, "sort_labels", count)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["kmeans", "co", "balanced"])
+@pytest.mark.parametrize("make", [SVOOConfig, SVOOConfig.mean_terms])
+def test_labels_are_sorted_once(
+    sorts: list[Tensor], make: Callable[[], SVOOConfig], kind: Literal["kmeans", "co", "balanced"]
+) -> None:
+    """Both sides when they are made; not by the other branch, nor by later steps, nor by k-means
+    that goes on from them; plans are what sorting at every call would give."""
+    config = replace(make().always_sparse(), clustering=kind, recluster_every=2, densest=1.0)
+    method = config.start(Run(steps=4, layers=1, heads=2))
+    tokens = [clustered_tokens(1, 2, 640, 16, generator=seeded(seed)) for seed in range(2)]
+    for step, made in enumerate((2, 2, 4, 4)):
+        for branch, (query, key, value) in zip(("cond", "uncond"), tokens, strict=True):
+            plan = method.plan(query, key, value, Call(step, 0, branch=branch))
+            assert len(sorts) == made
+            assert isinstance(plan, BlockPlan)
+            for labels, order in zip(sorts[-2:], (plan.query_order, plan.key_order), strict=True):
+                assert order is not None and torch.equal(
+                    order, labels.argsort(dim=-1, stable=True)
+                )
 
 
 def test_equal_clusters_fill_tiles() -> None:

@@ -76,7 +76,8 @@ def test_layers_and_stages_have_their_own_labels() -> None:
 def test_state_is_int16_and_ends_with_the_video() -> None:
     svoo = method(recluster_every=9)
     first = plan_at(svoo, 0)
-    assert svoo.state_bytes == 2 * 2 * 60 * 2  # two sides, two heads, 60 tokens, two bytes
+    # Two heads of two bytes: orders of 60 tokens on both sides, sizes of 4 and 8 clusters.
+    assert svoo.state_bytes == 2 * 2 * (60 + 60 + 4 + 8)
     next_video = svoo.config.start(svoo.run)
     assert isinstance(next_video, SVOOMethod) and next_video.state_bytes == 0
     assert not same_labels(first, plan_at(next_video, 1, OTHER))
@@ -169,5 +170,5 @@ def test_many_clusters_still_fit_the_state() -> None:
     config = SVOOConfig(mass=0.7, query_clusters=2, key_clusters=32_999, iterations=1)
     state = LabelState()
     plan_call(tokens, tokens, config, Call(0, 0), state=state)
-    assert state.labels is not None
-    assert [side.dtype for side in state.labels] == [torch.int16, torch.int32]
+    assert state.sides is not None
+    assert [side.order.dtype for side in state.sides] == [torch.int32, torch.int32]

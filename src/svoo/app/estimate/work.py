@@ -19,7 +19,7 @@ from svoo.app.estimate.data import (
     paper_mode_density,
 )
 from svoo.catalogue import Model, find_model
-from svoo.core.clustering import default_clusters, far_fineness
+from svoo.core.cluster_counts import default_clusters, far_fineness
 from svoo.core.features import FEATURES
 from svoo.core.layout import VideoLayout
 from svoo.errors import ConfigError

@@ -18,21 +18,12 @@ from svoo.kernels.triton.launch import Launch, padded
 ROWS = 32
 
 
-def update_centroids(tokens: Tensor, labels: Tensor, old: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each cluster's mean `[B, H, C, D]`, in the dtype of `old`, its size `[B, H, C]`, and
-    the order `[B, H, N]` that brings labels together.
-
-    tokens `[B, H, N, D]`, labels `[B, H, N]`; a cluster without tokens keeps its `old` centroid.
-    """
-    clusters = old.shape[2]
-    narrow = torch.int16 if clusters <= torch.iinfo(torch.int16).max else torch.int32
-    ordered, order = labels.to(narrow).sort(dim=-1, stable=True)  # narrow keys sort faster
-    bounds = torch.arange(clusters + 1, dtype=narrow, device=labels.device)
-    bounds = bounds.expand(*labels.shape[:2], clusters + 1).contiguous()
-    sizes = torch.searchsorted(ordered, bounds).diff(dim=-1)
+def update_centroids(tokens: Tensor, order: Tensor, sizes: Tensor, old: Tensor) -> Tensor:
+    """Return the mean of each run of tokens `[B, H, N, D]`, in the dtype of `old` `[B, H, C, D]`;
+    an empty one keeps its `old`."""
     means = old.clone(memory_format=torch.contiguous_format)
     fill_means(tokens, order, sizes, means)
-    return means, sizes, order
+    return means
 
 
 def fill_means(tokens: Tensor, order: Tensor | None, sizes: Tensor, means: Tensor) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from svoo.core.far_plan import plan_far_field
 from svoo.core.features import equal_labels, k_means_labels
 from svoo.core.plan import BlockPlan
+from svoo.core.sorting import SortedLabels, sort_sides
 from svoo.methods.base import Call
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.methods.svoo.labels import LabelState, cluster, cluster_counts
@@ -34,16 +35,14 @@ def plan_far_call(
             shown = [query, key, value]
             if len(firsts) < len(query):  # picking all of them would copy them
                 shown = [side[firsts] for side in shown]
-            state.keep_labels(*_far_labels(shown, config, call, state, counts), counts)
-        query_labels, key_labels = state.labels_of(videos)
+            state.keep(*_new_sides(shown, config, call, state, counts))
+        sides = state.sides_of(videos)
     with call.watch("selection"):
         return plan_far_field(
             query,
             key,
             value,
-            query_labels,
-            key_labels,
-            counts,
+            *sides,
             tolerance=tolerance,
             weight=weight,
             groups=config.groups,
@@ -51,28 +50,29 @@ def plan_far_call(
         )
 
 
-def _far_labels(
+def _new_sides(
     tokens: Sequence[Tensor],
     config: SVOOConfig,
     call: Call,
     state: LabelState,
     counts: tuple[int, int],
-) -> tuple[Tensor, Tensor]:
-    """Return new labels: k-means on few features, from where the old labels' centroids are now, or
-    what else the config asks for."""
+) -> tuple[SortedLabels, SortedLabels]:
+    """Return new labels, sorted: k-means on few features, from where the old labels' centroids are
+    now, or what else the config asks for."""
     query, key, value = tokens
     if config.clustering == "balanced":
-        return equal_labels(query, key, value, *counts)
+        return sort_sides(equal_labels(query, key, value, *counts), counts)
     if config.clustering == "co":
         made = cluster(query, key, config, call.chance(config.seed))
-        return made.query.labels, made.key.labels
-    old = state.labels_of(range(len(query))) if state.fits(query, key, len(query)) else None
-    return k_means_labels(
+        return made.query.sorted(), made.key.sorted()
+    old = state.sides_of(range(len(query))) if state.fits(query, key, len(query)) else None
+    labels = k_means_labels(
         query,
         key,
         value,
         *counts,
         iterations=config.iterations if old is None else 1,
-        labels=old,
+        old=old,
         generator=call.chance(config.seed),
     )
+    return sort_sides(labels, counts)

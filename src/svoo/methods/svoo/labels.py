@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from svoo.core.clustering import (
-    CoClusters,
-    co_cluster,
-    default_clusters,
-    far_fineness,
-    from_labels,
-)
+from svoo.core.cluster_counts import default_clusters, far_fineness
+from svoo.core.clustering import CoClusters, co_cluster, from_sorted
 from svoo.core.features import equal_labels
 from svoo.core.kmeans import k_means
+from svoo.core.sorting import SortedLabels, sort_sides
 from svoo.methods.svoo.config import SVOOConfig
 
 EQUAL_SIZES = 128, 64
@@ -25,21 +21,22 @@ EQUAL_SIZES = 128, 64
 
 @dataclass
 class LabelState:
-    """One layer's labels between calls, int16 where they fit, and the step that they were made at.
+    """One layer's labels between calls, sorted, and the step that they were made at.
 
-    The caller sets `step` before each call; labels of another shape are never used.
+    Their order is what is kept, in int16 where it fits, else int32: it says what labels say, and
+    no call has to sort them again. The caller sets `step` before each call; labels of another
+    shape are never used.
     """
 
     step: int = 0
     made_at: int = 0
-    counts: tuple[int, int] = (0, 0)
-    labels: tuple[Tensor, Tensor] | None = None
+    sides: tuple[SortedLabels, SortedLabels] | None = None
 
     def fits(self, query: Tensor, key: Tensor, videos: int) -> bool:
         """Return whether labels of so many videos are remembered for tokens of these shapes."""
-        return self.labels is not None and all(
-            kept.shape == (videos, *tokens.shape[1:3]) and kept.device == tokens.device
-            for kept, tokens in zip(self.labels, (query, key), strict=True)
+        return self.sides is not None and all(
+            kept.order.shape == (videos, *tokens.shape[1:3]) and kept.order.device == tokens.device
+            for kept, tokens in zip(self.sides, (query, key), strict=True)
         )
 
     def is_fresh(
@@ -49,11 +46,10 @@ class LabelState:
         young = 0 <= self.step - self.made_at < recluster_every
         return young and self.fits(query, key, max(videos) + 1)
 
-    def labels_of(self, videos: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return labels `[B, H, N]`, `[B, H, M]` (int64) for samples of these videos."""
-        assert self.labels is not None
-        in_order = list(videos) == list(range(len(self.labels[0])))  # picking them would copy them
-        query, key = ((side if in_order else side[list(videos)]).long() for side in self.labels)
+    def sides_of(self, videos: Sequence[int]) -> tuple[SortedLabels, SortedLabels]:
+        """Return the labels of queries and keys, int64, for samples of these videos."""
+        assert self.sides is not None
+        query, key = (side.of_samples(videos) for side in self.sides)
         return query, key
 
     def reuse(
@@ -64,26 +60,24 @@ class LabelState:
         videos = range(len(query)) if videos is None else videos
         if not self.is_fresh(query, key, recluster_every, videos):
             return None
-        return from_labels(query, key, *self.labels_of(videos), self.counts)
+        return from_sorted(query, key, *self.sides_of(videos))
 
-    def remember(self, clusters: CoClusters) -> None:
-        """Keep the labels of new clusters."""
-        counts = clusters.query.sizes.shape[2], clusters.key.sizes.shape[2]
-        self.keep_labels(clusters.query.labels, clusters.key.labels, counts)
+    def remember(self, clusters: CoClusters) -> CoClusters:
+        """Keep the labels of new clusters; return these with the orders that were found."""
+        query, key = (
+            replace(side, order=side.sorted().order) for side in (clusters.query, clusters.key)
+        )
+        self.keep(query.sorted(), key.sorted())
+        return CoClusters(query, key)
 
-    def keep_labels(self, query: Tensor, key: Tensor, counts: tuple[int, int]) -> None:
-        """Keep labels `[V, H, N]`, `[V, H, M]` of V videos."""
-        narrow = [
-            torch.int16 if count <= torch.iinfo(torch.int16).max else torch.int32
-            for count in counts
-        ]
-        self.labels = query.to(narrow[0]), key.to(narrow[1])
-        self.counts, self.made_at = counts, self.step
+    def keep(self, query: SortedLabels, key: SortedLabels) -> None:
+        """Keep the sorted labels of some videos' queries and keys."""
+        self.sides, self.made_at = (query.narrowed(), key.narrowed()), self.step
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the labels take."""
-        return sum(side.nbytes for side in self.labels or ())
+        """Bytes that the orders and sizes take."""
+        return sum(side.nbytes for side in self.sides or ())
 
 
 def cluster_counts(config: SVOOConfig, query: Tensor, key: Tensor) -> tuple[int, int]:
@@ -105,7 +99,8 @@ def cluster(
     """Return new clusters of query `[B, H, N, D]` and key `[B, H, M, D]` as the config says."""
     if config.clustering == "balanced":
         counts = cluster_counts(config, query, key)
-        return from_labels(query, key, *equal_labels(query, key, key, *counts), counts)
+        labels = equal_labels(query, key, key, *counts)
+        return from_sorted(query, key, *sort_sides(labels, counts))
     make = co_cluster if config.clustering == "co" else k_means
     return make(
         query,

@@ -141,9 +141,7 @@ def plan_call(
             state = state or LabelState(step=call.step)
             firsts = [videos.index(video) for video in range(max(videos) + 1)]
             shown = (query, key) if len(firsts) == len(query) else (query[firsts], key[firsts])
-            made = cluster(*shown, config, call.chance(config.seed))
-            state.remember(made)
-            clusters = made
+            clusters = state.remember(cluster(*shown, config, call.chance(config.seed)))
             if len(firsts) < len(query):
                 clusters = state.reuse(query, key, config.recluster_every, videos)
                 assert clusters is not None
