@@ -48,3 +48,10 @@ def test_it_works_where_there_is_no_checkout(built: Path, tmp_path: Path) -> Non
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "--no-deps", "--target", str(target), str(built)], check=True)
     wheel.use(Path(sys.executable), tmp_path / "use", more_path=target)
+
+
+def test_every_file_that_names_the_version_names_this_one() -> None:
+    citation = (wheel.ROOT / "CITATION.cff").read_text()
+    changes = (wheel.ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {svoo.__version__}\n" in citation
+    assert changes.split("\n## ")[1].startswith(f"{svoo.__version__}\n")

@@ -1,21 +1,26 @@
 """SGLang's diffusion plug-ins: the entry point `sglang.multimodal_gen.plugins`, name `svoo`.
 
-Written from its contract and not run there. Where svoo is installed, pipelines that SGLang's
-diffusers backend loads are made sparse; `SGLANG_PLUGINS`, SGLang's own list of what it loads,
-leaves it out. Native pipelines of SGLang are not touched.
+Written from its contract and not run there. Being installed changes nothing: a pipeline of
+SGLang's diffusers backend is made sparse where its `--attention-backend-config` names svoo.
+Native pipelines of SGLang are not touched.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
-from svoo.errors import SVOOError
+from svoo.errors import ConfigError
+from svoo.integrations.settings import choose_config
+from svoo.methods.base import MethodConfig
 from svoo.plugin.version import check_version
 
 TARGET = (
     "sglang.multimodal_gen.runtime.pipelines.diffusers_pipeline"
     ".DiffusersPipeline._load_diffusers_pipeline"
 )
+NAME = "svoo"  # in SGLang's --attention-backend-config
+SETTINGS = ("method", "quality", "dense_steps", "strict")
 logger = logging.getLogger(__name__)
 
 
@@ -26,20 +31,39 @@ def register() -> None:
     HookRegistry.register(TARGET, make_sparse, HookType.AFTER)
 
 
-def make_sparse(pipe: object, *_arguments: object, **_settings: object) -> object:
-    """Apply svoo to a loaded pipeline and return it; one that svoo does not know stays as it is,
-    with the reason in the log."""
-    try:
-        check_version()
-        from svoo.plugin.apply import apply  # diffusers is imported only now
+def make_sparse(
+    pipe: object,
+    _pipeline: object = None,
+    model_path: object = None,  # noqa: ARG001 (the contract's: what the loading function was given)
+    server_args: object = None,
+) -> object:
+    """Apply svoo to a loaded pipeline if the server's settings ask for it, and return it.
 
-        apply(pipe)
-    except SVOOError as error:
-        logger.warning("svoo: %s stays dense: %s", type(pipe).__name__, error)
-    else:
-        logger.warning(
-            "svoo: the video self-attention of %s is sparse; set SGLANG_PLUGINS to a list without "
-            "svoo to have it dense",
-            type(pipe).__name__,
-        )
+    Who asks for it gets it or an error: a pipeline that svoo does not know, a diffusers that it
+    was not written for, and settings that it does not have end the start of the server.
+    """
+    asked = _read(getattr(server_args, "attention_backend_config", None))
+    if asked is False:
+        return pipe
+    check_version()
+    from svoo.plugin.apply import apply  # diffusers is imported only now
+
+    apply(pipe, None if asked is True else asked)
+    logger.warning("svoo: the video self-attention of %s is sparse", type(pipe).__name__)
     return pipe
+
+
+def _read(settings: object) -> MethodConfig | bool:
+    """Return what SGLang's settings say of svoo: settings of a method, True for svoo's own choice
+    for the model, or False for nothing at all."""
+    value = settings.get(NAME) if isinstance(settings, Mapping) else None
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    if isinstance(value, str):
+        return choose_config(quality=value)
+    if not isinstance(value, Mapping) or not set(value) <= set(SETTINGS):
+        raise ConfigError(
+            f"{NAME} in --attention-backend-config must be true, a quality, or settings of "
+            f"{', '.join(SETTINGS)}, got {value!r}"
+        )
+    return choose_config(**value)
