@@ -26,9 +26,9 @@ from rich.table import Table
 from svoo import MethodConfig, SVOOConfig
 from svoo.catalogue import find_model
 from svoo.mini import load
-from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs
+from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs, read_prompts
 from svoo.plugin.trial import Trial, run_trial, warm_up
-from svoo.studies.run import PROMPTS
+from svoo.studies.run import LOOKED_AT, PROMPTS
 
 _STALE = 8  # sparse runs after which dense is timed again
 FIGURES = ("speed_up", "attention_speed_up", "density", "psnr", "ssim")
@@ -132,8 +132,9 @@ def main(
 
 
 def held_out_prompts(count: int) -> list[str]:
-    """Return prompts that were never alone in a training clip and that nothing was chosen on."""
-    return [entry["prompt"] for entry in read_inputs(PROMPTS, count=count)]
+    """Return prompts that were never alone in a training clip: first those that the tolerance was
+    chosen with, then those that nothing was chosen on."""
+    return [*read_prompts(LOOKED_AT), *read_prompts(PROMPTS)][:count]
 
 
 def run_settings(

@@ -9,8 +9,8 @@ from svoo.studies.results import Results
 from svoo.studies.runs import RunRow
 
 ABOUT: dict[str, Any] = {
-    "model": "mini", "weights": "w", "large": "l", "small": "s", "steps": 4, "seed": 0,
-    "guidance": None, "negative_prompt": None, "dtype": None, "lora": None,
+    "model": "mini", "weights": "w", "profile": None, "large": "l", "small": "s", "steps": 4,
+    "seed": 0, "guidance": None, "negative_prompt": None, "dtype": None, "lora": None,
 }  # fmt: skip
 ROW = RunRow(
     prompt="p", machine="m", tokens=100, steps=4, seed=0, method="svg2", config={"method": "svg2"},

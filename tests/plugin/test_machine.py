@@ -1,6 +1,9 @@
+import os
+from pathlib import Path
+
 import pytest
 
-from svoo.plugin.machine import describe_commit, describe_machine
+from svoo.plugin.machine import OtherWork, describe_commit, describe_machine, name_machine
 
 
 def test_a_figure_says_where_it_was_made() -> None:
@@ -16,3 +19,28 @@ def test_the_commit_is_that_of_this_checkout(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("subprocess.run", no_git)
     assert describe_commit() == "released"
+
+
+def test_machines_are_told_apart_by_what_times_depend_on() -> None:
+    machine = {"processor": "P", "instructions": "I", "threads": 2, "device": "cpu", "python": "3"}
+    assert name_machine(machine) == "P, I, 2 threads, cpu"
+    assert name_machine(machine) != name_machine({**machine, "threads": 1})
+
+
+def test_the_work_of_others_is_what_is_busy_and_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = tmp_path / "stat"
+    own = os.times_result((0.0, 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr("os.times", lambda: own)
+    monkeypatch.setattr("os.sysconf", lambda _: 100)
+    stat.write_text("cpu  1000 0 500 8000 500 0 0 0 0 0\ncpu0 1\n")
+    watch = OtherWork(stat)
+    assert watch.share() == 0.0  # no time has passed
+    # Ten seconds on two cores: 12 s busy, of which 9 are ours.
+    stat.write_text("cpu  2000 100 600 8700 600 0 0 0 0 0\ncpu0 1\n")
+    own = os.times_result((8.0, 0.5, 0.5, 0.0, 0.0))
+    assert watch.share() == pytest.approx(3 / 20)
+    assert OtherWork(tmp_path / "none").share() is None
+    stat.write_text("nothing that can be read\n")
+    assert OtherWork(stat).share() is None

@@ -13,6 +13,7 @@ from svoo.studies.comparisons import (
     read_entries,
     say_difference,
     say_interval,
+    say_times,
     verdict_of,
 )
 from svoo.studies.statistics import Interval
@@ -50,6 +51,40 @@ def test_of_two_runs_of_a_name_the_later_counts() -> None:
     assert by_prompt(read_entries(results, "quality"), PSNR) == {"one": {"p": 2.0}}
 
 
+def test_runs_with_earlier_settings_of_a_name_are_left_out() -> None:
+    results = studying.empty()
+    for prompt in "ab":
+        studying.add_run(results, "quality", "g", "ours", prompt, config={"tolerance": 1})
+    studying.add_run(results, "quality", "g", "ours", "c", config={"tolerance": 2})
+    assert list(by_prompt(read_entries(results, "quality"), PSNR)["ours"]) == ["c"]
+
+
+def test_a_table_says_where_its_times_are_from() -> None:
+    results = studying.empty()
+    studying.add_runs(results, "quality", "g", one=(30.0, 2.0))
+    assert make_table("t", read_entries(results, "quality"), note="N.").note == (
+        "N. Times are of one machine (m)."
+    )
+    studying.add_run(results, "quality", "g", "one", "elsewhere", machine="other", others=0.9)
+    studying.add_run(results, "quality", "g", "one", "prompt 0", others=0.02)
+    assert say_times(read_entries(results, "quality")) == (
+        "Times are of one machine (m), 6 of 7 prompts, for the others ran elsewhere; other "
+        "processes took at most 2% of it meanwhile."
+    )
+    studying.add_run(results, "quality", "g", "one", "prompt 1", others=0.3)
+    assert "30% of it meanwhile: it was not idle" in say_times(read_entries(results, "quality"))
+    assert say_times([]) == ""
+
+
+def test_four_prompts_rank_nobody() -> None:
+    results = studying.empty()
+    for number in range(5):
+        for name, psnr in (("good", 40.0), ("bad", 20.0)):
+            studying.add_run(results, "quality", "g", name, f"prompt {number}", psnr=psnr)
+        rows = make_table("t", read_entries(results, "quality")).rows
+        assert [row[1].rank for row in rows] == ([1, 2] if number == 4 else [0, 0])
+
+
 def test_equal_videos_are_infinitely_alike_and_dense_has_no_psnr() -> None:
     results = studying.empty()
     studying.add_run(results, "quality", "g", "same", "p", psnr=None, ssim=1.0)
@@ -81,4 +116,6 @@ def test_differences_in_words() -> None:
     assert found is not None
     assert say_difference(found, " dB") == "+10.00 dB (+10.00 to +10.00, 6 prompts)"
     assert say_interval(Interval(1.5, 1.25, 2.0, 3), "{:.2f}x") == "1.50x (1.25 to 2.00)"
+    assert say_interval(Interval(40, 30, math.inf, 3), "{:.1f}") == "40.0 (30.0 to equal)"
+    assert say_interval(Interval(math.inf, math.inf, math.inf, 3), "{:.1f}") == "equal"
     assert say_interval(Interval(0.1, 0.05, 0.2, 3), "{:.0%} of loop") == "10% of loop (5 to 20)"

@@ -69,7 +69,36 @@ def test_dense_is_timed_again_after_a_few_runs(lab: Lab, made: list[str]) -> Non
     for seed in range(6):
         config = SVG2Config(dense_steps=0, seed=seed)
         lab.run(Setting(f"s{seed}", config), PROMPT, SIZE)
-    assert made == ["dense", "s0", "s1", "s2", "s3", "dense", "s4", "s5"]
+    assert made == ["dense", "s0", "s1", "dense", "s2", "s3", "dense", "s4", "s5"]
+
+
+def test_what_another_or_a_busy_machine_has_timed_is_made_again_if_asked(
+    lab: Lab, made: list[str]
+) -> None:
+    key = lab.run(SPARSE, PROMPT, SIZE)
+    row = lab.results.find("run", key)
+    assert row is not None and (row["others"] is None or 0 <= row["others"] <= 1)
+    lab.results.add("quality", "job", {"run": key})
+    for changes, stands in (
+        ({"others": 0.0}, True),
+        ({"others": None}, True),
+        ({"others": 0.5}, False),
+        ({"machine": "another", "others": 0.0}, False),
+    ):
+        lab.results.add("run", key, {**row, **changes})
+        lab.retime = False
+        assert lab.has("quality", "job") and not lab.has("quality", "another")
+        lab.retime = True
+        assert lab.has("quality", "job") is stands
+    count = len(made)
+    lab.run(SPARSE, PROMPT, SIZE)
+    again = lab.results.find("run", key)
+    assert made[count:] == ["svg2"] and again is not None and again["machine"] == "m"
+
+
+def test_a_dense_run_is_foretold_from_a_step(lab: Lab, made: list[str]) -> None:
+    assert 0 < lab.time_dense(SIZE) < 600
+    assert made == []
 
 
 def test_keys_tell_runs_apart(lab: Lab) -> None:

@@ -16,7 +16,18 @@ def test_each_pipeline_is_opened_once() -> None:
     half = pipelines.open("text", "bfloat16")
     assert half is not first and half.transformer.dtype == torch.bfloat16
     assert pipelines.name == "mini" and not pipelines.needs_image()
-    assert len(pipelines.weights()) == 12
+    weights, profile = pipelines.weights(), pipelines.profile()
+    assert len(weights) == 12 and profile is not None and len(profile) == 12
+    assert (pipelines.weights(), pipelines.profile()) == (weights, profile)
+    for part in (first.transformer, first.vae, first.text_encoder):
+        value = next(part.parameters())
+        before = value.detach().clone()
+        with torch.no_grad():
+            value.view(-1)[0] += 1
+        assert pipelines.weights() != weights
+        with torch.no_grad():
+            value.copy_(before)
+    assert pipelines.weights() == weights
     with pytest.raises(ConfigError, match="takes no image"):
         pipelines.open("image", None)
     assert pipelines.model is not None

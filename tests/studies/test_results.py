@@ -76,8 +76,8 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
         (b"no json\n", "holds no results"),
         (b"[1]\n", "holds no results"),
         (b'{"svoo study": 99, "about": {}}\n', f"version 99, this svoo has version {FORMAT}"),
-        (b'{"svoo study": 1, "about": {}}\n{"kind": 1}\n', "holds no results"),
-        (b'{"svoo study": 1, "about": {}}\n[]\n', "holds no results"),
+        (b'{"svoo study": %d, "about": {}}\n{"kind": 1}\n' % FORMAT, "holds no results"),
+        (b'{"svoo study": %d, "about": {}}\n[]\n' % FORMAT, "holds no results"),
     ],
 )
 def test_other_files_are_refused_and_left(content: bytes, message: str, tmp_path: Path) -> None:
@@ -93,6 +93,16 @@ def test_another_run_is_refused_with_what_differs(whole: bytes, tmp_path: Path) 
     path.write_bytes(whole)
     other = {**studying.ABOUT, "steps": 50}
     with pytest.raises(ConfigError, match="steps: 4 there, 50 now"), continue_results(path, other):
+        pass
+    assert path.read_bytes() == whole
+
+
+def test_figures_of_other_weights_are_never_mixed(whole: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(whole)
+    other = {**studying.ABOUT, "weights": "0123"}
+    message = r"must not be mixed with these:\n  weights: w there, 0123 now\nchoose another folder"
+    with pytest.raises(ConfigError, match=message), continue_results(path, other):
         pass
     assert path.read_bytes() == whole
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,17 @@ from svoo.mini.vocabulary import BACKGROUNDS, COLOURS, MOTIONS, SHAPES
 from svoo.plugin.calibrate import MINI_PROMPTS, read_prompts
 from svoo.plugin.request import Request
 from svoo.studies.base import Job, Section, Skipped
-from svoo.studies.run import PROMPTS, Order, name_machine, pending, read_study_inputs, run_studies
+from svoo.studies.forecast import Forecast
+from svoo.studies.results import Results
+from svoo.studies.run import (
+    LOOKED_AT,
+    PROMPTS,
+    Order,
+    pending,
+    plan_jobs,
+    read_study_inputs,
+    run_studies,
+)
 from tools.training.questions import held_out_scenes
 from tools.training.scenes import is_held_out
 
@@ -20,10 +31,10 @@ def order(tmp_path: Path, model: str = "mini", **settings: Any) -> Order:
 
 
 def test_the_packages_prompts_are_held_out() -> None:
-    texts = read_prompts(PROMPTS)
-    assert len(texts) >= 12 and not set(texts) & set(read_prompts(MINI_PROMPTS))
-    scenes = held_out_scenes(MOTIONS, len(texts))
-    assert texts == [scene.caption for scene in scenes]
+    texts, looked_at = read_prompts(PROMPTS), read_prompts(LOOKED_AT)
+    assert len(texts) >= 12 and not set(texts) & {*read_prompts(MINI_PROMPTS), *looked_at}
+    scenes = held_out_scenes(MOTIONS, len(looked_at) + len(texts))
+    assert [*looked_at, *texts] == [scene.caption for scene in scenes]
     for colour in COLOURS:  # what training leaves out is about a tenth of what can be asked
         assert any(
             is_held_out(colour, shape, motion, place)
@@ -45,6 +56,8 @@ def test_inputs_are_counted(tmp_path: Path) -> None:
 def test_prompts_that_a_profile_was_chosen_on_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="profile was measured on"):
         read_study_inputs(order(tmp_path, prompts=MINI_PROMPTS))
+    with pytest.raises(ConfigError, match="tolerance was chosen with: studies take others"):
+        read_study_inputs(order(tmp_path, prompts=LOOKED_AT))
 
 
 def test_other_models_need_prompts(tmp_path: Path) -> None:
@@ -77,12 +90,19 @@ class Counting:
         return Section()
 
 
+def lab_of(results: Results) -> Any:
+    def has(study: str, key: str) -> bool:
+        return results.find(study, key) is not None
+
+    return SimpleNamespace(results=results, has=has)
+
+
 def test_what_is_done_is_not_made_again_and_what_was_left_out_is_tried_again() -> None:
     results = studying.empty()
-    lab: Any = SimpleNamespace(results=results)
+    lab = lab_of(results)
     study, told = Counting(), []
-    left_out = run_studies(pending([study], lab), lab, lambda *facts: told.append(facts))
-    assert left_out == ["layers: no such thing"]
+    done = run_studies(pending([study], lab), lab, lambda *facts: told.append(facts))
+    assert done.left_out == ["layers: no such thing"] and not done.not_begun
     assert told == [("layers", 0.0, 6.0), ("layers", 2.0, 6.0), ("layers", 4.0, 6.0)]
     assert results.of_kind("layers") == {"a": {"key": "a"}, "c": {"key": "c"}}
     assert results.of_kind("skipped") == {"layers | b": {"why": "no such thing"}}
@@ -90,6 +110,52 @@ def test_what_is_done_is_not_made_again_and_what_was_left_out_is_tried_again() -
     assert study.made == ["a", "b", "c", "b"]
 
 
-def test_machines_are_told_apart_by_what_times_depend_on() -> None:
-    machine = {"processor": "P", "instructions": "I", "threads": 2, "device": "cpu", "python": "3"}
-    assert name_machine(machine) == "P, I, 2, cpu"
+def test_the_most_important_comes_first_whatever_study_it_belongs_to() -> None:
+    class Late(Counting):
+        name = "quality"
+
+        def jobs(self, lab: Any) -> list[Job]:
+            return [
+                replace(job, turn=turn)
+                for job, turn in zip(super().jobs(lab), (2, 0, 2), strict=True)
+            ]
+
+    planned = plan_jobs([Counting(), Late()], lab_of(studying.empty()))
+    assert [(study.name, job.key) for study, job in planned] == [
+        ("quality", "b"), ("layers", "a"), ("layers", "b"), ("layers", "c"), ("quality", "a"),
+        ("quality", "c"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seconds", "minutes", "made"),
+    [
+        (1.0, 1.0, 3),  # there is time for all
+        (80.0, 3.0, 2),  # the third would end after the three minutes
+        (9000.0, 1.0, 1),  # something is always made, or slices would never get anywhere
+        (1.0, None, 3),
+    ],
+)
+def test_a_slice_ends_in_time_and_the_next_goes_on(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, minutes: float | None, made: int
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("svoo.studies.run.monotonic", lambda: clock[0])
+
+    class Slow(Counting):
+        def jobs(self, lab: Any) -> list[Job]:  # noqa: ARG002
+            def make(key: str) -> dict[str, str]:
+                clock[0] += seconds
+                return {"key": key}
+
+            return [Job(key, lambda key=key: make(key), 2.0) for key in "abc"]  # type: ignore[misc]
+
+    lab = lab_of(studying.empty())
+    studies = [Slow()]
+    forecast = Forecast({}, seconds / 2.0)
+    done = run_studies(pending(studies, lab), lab, forecast=forecast, minutes=minutes)
+    assert list(lab.results.of_kind("layers")) == list("abc"[:made])
+    assert [job.key for _, job in done.not_begun] == list("abc"[made:])
+    assert {record.seconds for record in lab.results.records} == {seconds}
+    run_studies(pending(studies, lab), lab)
+    assert list(lab.results.of_kind("layers")) == list("abc")

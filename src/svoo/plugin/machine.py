@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +33,48 @@ def describe_machine() -> dict[str, Any]:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
+
+
+def name_machine(machine: Mapping[str, Any]) -> str:
+    """Return what tells machines apart whose times must not be mixed."""
+    processor, instructions, device = (machine[n] for n in ("processor", "instructions", "device"))
+    return f"{processor}, {instructions}, {machine['threads']} threads, {device}"
+
+
+class OtherWork:
+    """How busy the machine was with something else: times of a busy machine say little."""
+
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
+        """Begin to count."""
+        self._stat = stat
+        self._before = self._read()
+
+    def share(self) -> float | None:
+        """Return the share of all cores that other processes used since; None where the system
+        does not tell."""
+        now = self._read()
+        if self._before is None or now is None:
+            return None
+        every, busy, own = (
+            after - before for after, before in zip(now, self._before, strict=True)
+        )
+        return min(1.0, max(0.0, (busy - own) / every)) if every > 0 else 0.0
+
+    def _read(self) -> tuple[float, float, float] | None:
+        """Return seconds of all cores: in all, busy, and of this process."""
+        try:
+            line = self._stat.read_text().partition("\n")[0]
+            ticks = [int(word) for word in line.split()[1:9]]  # guests are counted in user
+            second = os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, AttributeError):
+            return None
+        idle = sum(ticks[3:5])  # idle, and waiting for a disk
+        own = os.times()
+        return (
+            sum(ticks) / second,
+            (sum(ticks) - idle) / second,
+            own.user + own.system + own.children_user + own.children_system,
+        )
 
 
 def describe_commit() -> str:

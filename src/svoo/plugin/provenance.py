@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from svoo.errors import ConfigError
 from svoo.plugin.adapters import find_transformers
@@ -115,9 +115,20 @@ def _as_bytes(value: object) -> bytes:
 def hash_weights(pipe: Any) -> str:  # noqa: ANN401
     """Return a fingerprint of some numbers of every parameter: enough to tell a retrained
     model."""
+    return _hash_modules([transformer for transformer, _ in find_transformers(pipe)])
+
+
+def hash_components(pipe: Any) -> str:  # noqa: ANN401
+    """Return a fingerprint of the weights of all parts of a pipeline: transformers, autoencoder,
+    text encoder."""
+    parts = dict(sorted(pipe.components.items()))
+    return _hash_modules([part for part in parts.values() if isinstance(part, nn.Module)])
+
+
+def _hash_modules(modules: Sequence[nn.Module]) -> str:
     digest = hashlib.sha256()
-    for transformer, _ in find_transformers(pipe):
-        for value in transformer.parameters():
+    for module in modules:
+        for value in module.parameters():
             if value.is_meta:  # offloaded one by one: there is nothing to read
                 return "unknown"
             some = value.detach().flatten()[:: max(1, value.numel() // 64)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from svoo.errors import ConfigError
-from svoo.studies.base import Claim, Job, Plot, Section, Skipped, Table, Verdict, as_png
+from svoo.studies.base import TABLES, Claim, Job, Plot, Section, Skipped, Table, Verdict, as_png
 from svoo.studies.comparisons import (
     PSNR,
     SPEED_UP,
@@ -58,14 +58,16 @@ class AblationStudy:
             Setting("w/o reuse", changed(lab, paper_mode(lab), recluster_every=1)),
         ]
         size, prompts = lab.scale.small, lab.scale.prompts
-        jobs = run_jobs(lab, "SVOO as in the paper", settings, size, prompts=prompts)
+        group = "SVOO as in the paper"
+        jobs = run_jobs(lab, group, settings, size, prompts=prompts, turn=TABLES)
         own, skips = [Setting(OURS, changed(lab, our_mode(lab)))], []
         for name, changes in _OURS_WITHOUT.items():
             try:
                 own.append(Setting(name, changed(lab, our_mode(lab), **changes)))
             except ConfigError as error:
                 skips.append(_skip(name, str(error)))
-        return [*jobs, *run_jobs(lab, "ours", own, size, prompts=prompts), *skips]
+        jobs += run_jobs(lab, "ours", own, size, prompts=prompts, turn=TABLES)
+        return [*jobs, *skips]
 
     def show(self, results: Results) -> Section:
         """Return a table and a plot for each of the two, and the paper's claims."""
@@ -80,7 +82,7 @@ def _skip(name: str, reason: str) -> Job:
     def make() -> dict[str, str]:
         raise Skipped(f"{name}: {reason}")
 
-    return Job(name, make)
+    return Job(name, make, 0.0, turn=TABLES)
 
 
 def _draw(group: str, entries: Sequence[Entry], number: int) -> Plot:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from svoo.studies.scale import Size
 
 Verdict = Literal["holds", "does not hold", "cannot be told here"]
+# Turns: what matters most is made first, so that a run in slices has it early.
+MAIN, CLAIMS, TABLES, LAST = range(4)
 
 
 class Skipped(Exception):
@@ -27,13 +29,14 @@ class Skipped(Exception):
 @dataclass(frozen=True)
 class Job:
     """One unit of work, whose result is one line of the file. `key` names all that decides it;
-    `cost` is its time beside that of others, for the progress bar; `prompt` that of its input, if
-    it has one."""
+    `cost` is about how many dense runs of the smallest size it takes; `prompt` that of its input,
+    if it has one. Jobs of an earlier `turn` come first, whatever study they belong to."""
 
     key: str
     make: Callable[[], Mapping[str, Any]]
     cost: float = 1.0
     prompt: str = ""
+    turn: int = CLAIMS
 
 
 @dataclass(frozen=True)
@@ -122,13 +125,18 @@ def per_input(
     size: Size,
     make: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     prompts: int | None = None,
+    *,
+    runs: float = 1.0,
+    turn: int = CLAIMS,
 ) -> list[Job]:
-    """Return one job per input (or for the first few): `make(input)`."""
+    """Return one job per input (or for the first few): `make(input)`, which takes about as long
+    as so many dense `runs`."""
     jobs = []
     for entry in lab.inputs[:prompts]:
         facts = {"input": dict(entry), "size": str(size), "steps": lab.scale.steps}
         key = f"{entry['prompt']} | {hash_settings(facts)}"
-        jobs.append(Job(key, partial(make, entry), lab.scale.cost(size), entry["prompt"]))
+        cost = runs * lab.scale.cost(size)
+        jobs.append(Job(key, partial(make, entry), cost, entry["prompt"], turn))
     return jobs
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from svoo.studies.base import Cell, Job, Table, Verdict
-from svoo.studies.lab import Lab, Task
+from svoo.studies.lab import BUSY, Lab, Task
 from svoo.studies.results import Results
 from svoo.studies.runs import RunRow, Setting
 from svoo.studies.scale import Size
@@ -78,6 +78,7 @@ def run_jobs(
     task: Task = "text",
     score: Sequence[str] = (),
     prompts: int | None = None,
+    turn: int,
 ) -> list[Job]:
     """Return jobs for every input and setting, dense first; `score` names the settings that are
     also scored without reference."""
@@ -94,19 +95,27 @@ def run_jobs(
 
             run = lab.run_key(setting, entry, size, task)
             job = f"{group} | {setting.name} | {entry['prompt']} | {run}"
-            jobs.append(Job(job, make, lab.scale.cost(size), entry["prompt"]))
+            # A sparse run takes about half of a dense one, of which every second has one.
+            jobs.append(Job(job, make, lab.scale.cost(size), entry["prompt"], turn))
     return jobs
 
 
 def read_entries(results: Results, study: str) -> list[Entry]:
-    """Return the runs of a study; of two with the same name and prompt the later one."""
+    """Return the runs of a study; of two with the same name and prompt the later one. If the
+    settings of a name have changed, runs with the earlier ones are left out."""
     found: dict[tuple[str, str, str], Entry] = {}
+    settings: dict[tuple[str, str], dict[str, Any]] = {}
+    runs = results.of_kind("run")
     for data in results.of_kind(study).values():
-        run = results.find("run", data["run"]) if "run" in data else None
-        if run is not None:
-            entry = Entry(data["group"], data["setting"], RunRow(**run))
+        if data.get("run") in runs:
+            entry = Entry(data["group"], data["setting"], RunRow(**runs[data["run"]]))
             found[entry.group, entry.setting, entry.run.prompt] = entry
-    return list(found.values())
+            settings[entry.group, entry.setting] = entry.run.config
+    return [
+        entry
+        for entry in found.values()
+        if entry.run.config == settings[entry.group, entry.setting]
+    ]
 
 
 def groups_of(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -161,7 +170,25 @@ def make_table(
             found = interval(list(figures.get(name, {}).values()))
             text = "" if found is None else say_interval(found, column.text)
             cells[name].append(Cell(text, ranks.get(name, 0)))
-    return Table(title, ["", *shown], [cells[name] for name in settings], note)
+    lines = [cells[name] for name in settings]
+    return Table(title, ["", *shown], lines, " ".join(filter(None, (note, say_times(entries)))))
+
+
+def say_times(entries: Sequence[Entry]) -> str:
+    """Return where the times of a table are from, and whether the machine was idle."""
+    timed = _one_machine(entries)
+    if not timed:
+        return ""
+    prompts, every = (len({entry.run.prompt for entry in some}) for some in (timed, entries))
+    text = f"Times are of one machine ({timed[0].run.machine})"
+    if len(timed) < len(entries):
+        text += f", {prompts} of {every} prompts, for the others ran elsewhere"
+    busy = max((entry.run.others or 0.0 for entry in timed), default=0.0)
+    if any(entry.run.others is not None for entry in timed):
+        text += f"; other processes took at most {busy:.0%} of it meanwhile"
+    if busy > BUSY:
+        text += ": it was not idle, the times say little"
+    return f"{text}."
 
 
 def _arrow(higher: bool | None) -> str:  # noqa: FBT001 (three values)
@@ -175,7 +202,7 @@ def _ranks(
     if higher is None:
         return {}
     sparse = {name: values for name, values in figures.items() if name != DENSE.name}
-    if max(map(len, sparse.values()), default=0) < 2:  # one prompt ranks nobody
+    if max(map(len, sparse.values()), default=0) < LEAST_PROMPTS:  # they rank nobody
         return {}
     best, second = best_two(sparse, higher_is_better=higher)
     return {**dict.fromkeys(second, 2), **dict.fromkeys(best, 1)}
@@ -184,9 +211,12 @@ def _ranks(
 def say_interval(found: Interval, text: str) -> str:
     """Return a median with its interval in words; without one where it says nothing."""
     middle = "equal" if math.isinf(found.median) else text.format(found.median)
-    if found.count < 2 or not math.isfinite(found.median):
+    if found.count < 2 or math.isinf(found.low):
         return middle
-    ends = (text.format(end).rstrip("x sof%lp").strip() for end in (found.low, found.high))
+    ends = (
+        "equal" if math.isinf(end) else text.format(end).rstrip("x sof%lp").strip()
+        for end in (found.low, found.high)
+    )
     return f"{middle} ({' to '.join(ends)})"
 
 

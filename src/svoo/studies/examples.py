@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from svoo.metrics.video import read_video, write_video
-from svoo.studies.base import Job, Plot, Section, Videos, as_png
+from svoo.studies.base import TABLES, Job, Plot, Section, Videos, as_png
 from svoo.studies.comparisons import DENSE
 from svoo.studies.lab import Lab
 from svoo.studies.results import Results
@@ -49,7 +49,8 @@ class ExamplesStudy:
 
                 run = lab.run_key(setting, entry, size)
                 key = f"{setting.name} | {entry['prompt']} | {run}"
-                jobs.append(Job(key, make, lab.scale.cost(size), entry["prompt"]))
+                cost = lab.scale.cost(size)
+                jobs.append(Job(key, make, cost, entry["prompt"], TABLES))
         return jobs
 
     def show(self, results: Results) -> Section:

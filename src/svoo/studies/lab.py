@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,7 @@ from svoo.methods.base import Call, MethodConfig
 from svoo.methods.dense import DenseConfig
 from svoo.metrics.compare import compare_videos
 from svoo.plugin.apply import apply
+from svoo.plugin.machine import OtherWork
 from svoo.plugin.provenance import hash_settings
 from svoo.plugin.record import record_profile
 from svoo.plugin.run import LoopTimer
@@ -32,17 +34,20 @@ if TYPE_CHECKING:
     Frames = NDArray[np.float32]
 
 MASSES = (0.8, 0.95)  # of the paper's Fig. 2, and of its profile
-_STALE = 4  # sparse runs after which dense is timed again
+_STALE = 2  # sparse runs after which dense is timed again
+BUSY = 0.1  # of the machine: if others take more while a run is timed, its time says little
 Task = Literal["text", "image"]
 Scorer = Callable[["Frames"], Mapping[str, float]]
 
 
 @dataclass
 class _Reference:
-    """The dense video that runs are compared with, and how many were since it was timed."""
+    """The dense video that runs are compared with, how busy others were while it was timed, and
+    how many sparse runs were made since."""
 
     key: str
     trial: Trial
+    others: float | None
     age: int = 0
 
 
@@ -61,8 +66,10 @@ class Lab:
         seed: int = 0,
         methods: Sequence[str] | None = None,
         scorer: Scorer | None = None,
+        retime: bool = False,
     ) -> None:
-        """Measure on these inputs; `methods` restricts the other methods to some names."""
+        """Measure on these inputs; `methods` restricts the other methods to some names. `retime`:
+        runs that another or a busy machine has timed are made again."""
         self.pipelines = pipelines
         self.inputs = inputs
         self.scale = scale
@@ -72,6 +79,7 @@ class Lab:
         self.seed = seed
         self.methods = methods
         self.scorer = scorer
+        self.retime = retime
         self.on_step: Callable[[int, int], None] | None = None
         self._reference: _Reference | None = None
         self._warm: set[tuple[Task, Size]] = set()
@@ -159,13 +167,17 @@ class Lab:
         key = self.run_key(setting, entry, size, task)
         if score and self.scorer is not None:
             key += " scored"
-        if self.results.find("run", key) is None:
+        if not self.has_run(key):
             dense = self.reference(entry, size, task)
+            busy = [self._reference.others] if self._reference else []
             if setting.config is None:
                 trial, likeness = dense, None
             else:
+                watch = OtherWork()
                 trial = self._trial(setting, entry, size, task)
+                busy.append(watch.share())
                 likeness = compare_videos(dense.frames, trial.frames)
+                self._count_sparse()
             scores = dict(self.scorer(trial.frames)) if score and self.scorer is not None else {}
             facts = {
                 "prompt": entry["prompt"],
@@ -174,9 +186,22 @@ class Lab:
                 "steps": self.scale.steps,
                 "seed": self.seed,
                 "scores": scores,
+                "others": max((share for share in busy if share is not None), default=None),
             }
             self.results.add("run", key, asdict(make_row(trial, dense, likeness, **facts)))
         return key
+
+    def has_run(self, key: str) -> bool:
+        """Return whether the file has a run whose time can stand."""
+        found = self.results.find("run", key)
+        if found is None or not self.retime:
+            return found is not None
+        return found["machine"] == self.machine and (found["others"] or 0.0) <= BUSY
+
+    def has(self, study: str, key: str) -> bool:
+        """Return whether a result of a study is in the file."""
+        found = self.results.find(study, key)
+        return found is not None and ("run" not in found or self.has_run(found["run"]))
 
     def reference(self, entry: Mapping[str, Any], size: Size, task: Task = "text") -> Trial:
         """Return the dense video of an input; it is made anew after a few sparse runs, so that
@@ -185,10 +210,25 @@ class Lab:
         key = self.run_key(dense, entry, size, task)
         before = self._reference
         if before is None or before.key != key or before.age >= _STALE:
-            self._reference = _Reference(key, self._trial(dense, entry, size, task))
+            watch = OtherWork()
+            trial = self._trial(dense, entry, size, task)
+            self._reference = _Reference(key, trial, watch.share())
         assert self._reference is not None
-        self._reference.age += 1
         return self._reference.trial
+
+    def _count_sparse(self) -> None:
+        if self._reference is not None:
+            self._reference.age += 1
+
+    def time_dense(self, size: Size) -> float:
+        """Return about how many seconds a dense run of this size takes, from one step of it."""
+        call = {**self.call(self.inputs[0], size), "num_inference_steps": 1}
+        pipe = self.pipelines.open("text", None)
+        self._warm_up(pipe, call, "text", size)
+        with apply(pipe, DenseConfig(), None):
+            start = time.perf_counter()
+            pipe(**call, generator=seeded(self.seed), output_type="latent")
+        return (time.perf_counter() - start) * self.scale.steps
 
     def frames(
         self, setting: Setting, entry: Mapping[str, Any], size: Size, task: Task = "text"
@@ -200,9 +240,8 @@ class Lab:
         call = self.call(entry, size, task)
         call["num_inference_steps"] = max(1, self.scale.steps - setting.fewer_steps)
         pipe = self.pipelines.open(task, setting.dtype)
-        if (task, size) not in self._warm and setting.dtype is None:
-            warm_up(pipe, call)
-            self._warm.add((task, size))
+        if setting.dtype is None:
+            self._warm_up(pipe, call, task, size)
         config = setting.config if setting.config is None else self.prepare(setting.config)
         return run_trial(
             pipe,
@@ -213,6 +252,11 @@ class Lab:
             seed=self.seed + setting.seed,
             on_step=self.on_step,
         )
+
+    def _warm_up(self, pipe: Any, call: Mapping[str, Any], task: Task, size: Size) -> None:  # noqa: ANN401 (any pipeline class)
+        if (task, size) not in self._warm:
+            warm_up(pipe, call)
+            self._warm.add((task, size))
 
     def look(
         self,

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from svoo.catalogue import Model
 from svoo.plugin.load import check_takes, open_pipeline
-from svoo.plugin.provenance import hash_weights
+from svoo.plugin.provenance import hash_components, hash_settings
 from svoo.plugin.request import Request, call_sizes, known_model
+from svoo.profiles.find import find_profile
 
 
 class Pipelines:
@@ -50,5 +51,15 @@ class Pipelines:
         return call_sizes(self.request, self.model)
 
     def weights(self) -> str:
-        """Return a fingerprint of the weights."""
-        return hash_weights(self.open("text", None))
+        """Return a fingerprint of the weights of all parts: figures of others are not mixed with
+        theirs."""
+        return hash_components(self.open("text", None))
+
+    def profile(self) -> str | None:
+        """Return a fingerprint of the stored profile that methods find, or None."""
+        if self.model is None:
+            return None
+        stored = find_profile(self.model, self.model.layers, self.model.heads)
+        if stored is None:
+            return None
+        return hash_settings([stored.density, stored.sigma, stored.masses])

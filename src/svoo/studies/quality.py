@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from svoo.metrics.scores import HIGHER_IS_BETTER
-from svoo.studies.base import Claim, Job, Plot, Section, Skipped, Verdict, as_png
+from svoo.studies.base import MAIN, TABLES, Claim, Job, Plot, Section, Skipped, Verdict, as_png
 from svoo.studies.comparisons import (
     COLUMNS,
     PSNR,
@@ -30,8 +30,8 @@ from svoo.studies.settings import BASELINES, OURS, PAPER, main_settings, other_s
 
 _NOTE = (
     "Medians over prompts, in brackets the 95 % bootstrap interval. Bold is best, underlined "
-    "second best; several are marked where the paired difference over prompts covers zero. "
-    "Density is that of the sparse calls."
+    "second best; several are marked where the paired difference over prompts covers zero, none "
+    "with fewer than five prompts. Density is that of the sparse calls."
 )
 
 
@@ -55,14 +55,15 @@ class QualityStudy:
         main, others = main_settings(lab, warm_up), other_settings(lab, warm_up)
         names = ["dense", *(setting.name for setting in main)]
         large, small = (self._size_name(lab, size) for size in (scale.large, scale.small))
-        jobs = run_jobs(
-            lab, f"{task}, {large}, {warm_up:.0%} warm-up", main, scale.large, score=names
-        )
+        group = f"{task}, {large}, {warm_up:.0%} warm-up"
+        jobs = run_jobs(lab, group, main, scale.large, score=names, turn=MAIN)
         never = main_settings(lab, 0.0)
-        jobs += run_jobs(lab, f"{task}, {large}, no warm-up", never, scale.large)
+        jobs += run_jobs(
+            lab, f"{task}, {large}, no warm-up", never, scale.large, score=names, turn=MAIN
+        )
         ours = [setting for setting in main if setting.name in (PAPER, OURS)]
         group = f"all other methods, {task}, {small}, {warm_up:.0%} warm-up"
-        jobs += run_jobs(lab, group, [*ours, *others], scale.small)
+        jobs += run_jobs(lab, group, [*ours, *others], scale.small, turn=TABLES)
         if task == "text to video":
             group = f"image to video, {small}, {warm_up:.0%} warm-up"
             jobs += self._image_jobs(lab, group, warm_up)
@@ -77,8 +78,9 @@ class QualityStudy:
             def skip() -> dict[str, str]:
                 raise Skipped(reason)
 
-            return [Job("image to video", skip)]
-        return run_jobs(lab, group, main_settings(lab, warm_up), lab.scale.small, task="image")
+            return [Job("image to video", skip, 0.0, turn=TABLES)]
+        settings = main_settings(lab, warm_up)
+        return run_jobs(lab, group, settings, lab.scale.small, task="image", turn=TABLES)
 
     @staticmethod
     def _size_name(lab: Lab, size: object) -> str:

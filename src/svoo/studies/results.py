@@ -13,14 +13,14 @@ from typing import Any
 from svoo.errors import ConfigError
 from svoo.storage import check_writable, locked, write_atomically
 
-FORMAT = 1  # of the file; another one is refused
+FORMAT = 2  # of the file; another one is refused
 _TITLE = "svoo study"  # the first key of a file's first line
 _ADVICE = "choose another folder with --out, or move the file away"
 
 
 @dataclass(frozen=True)
 class Record:
-    """One line: what was found for a key, and the session that found it.
+    """One line: what was found for a key, the session that found it, and the seconds it took.
 
     `kind` is the name of a study for its rows, "run" for a generated video that several studies
     may use, "profile" for measured densities, "session" for a start of the command, and "skipped"
@@ -31,6 +31,7 @@ class Record:
     key: str
     session: int
     data: dict[str, Any]
+    seconds: float = 0.0
 
 
 @dataclass
@@ -62,9 +63,9 @@ class Results:
         self.session = len(self.sessions())
         self.add("session", str(self.session), facts)
 
-    def add(self, kind: str, key: str, data: Mapping[str, Any]) -> None:
+    def add(self, kind: str, key: str, data: Mapping[str, Any], seconds: float = 0.0) -> None:
         """Append a record: one write of one whole line, on the disk when this returns."""
-        record = Record(kind, key, self.session, dict(data))
+        record = Record(kind, key, self.session, dict(data), round(seconds, 2))
         line = _as_line(vars(record))
         if self.path is not None:
             with self.path.open("ab") as file:
@@ -126,7 +127,8 @@ def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
         if before.get(name) != now.get(name)
     ]
     if differences:
-        raise ConfigError("\n".join((f"{path} was begun for another run:", *differences, _ADVICE)))
+        what = f"{path} was begun for another run, whose figures must not be mixed with these:"
+        raise ConfigError("\n".join((what, *differences, _ADVICE)))
 
 
 def _cut_unfinished(path: Path) -> None:

@@ -13,7 +13,7 @@ from svoo.core.cluster_counts import default_clusters
 from svoo.core.clustering import co_cluster
 from svoo.core.random import mix_seeds, seeded
 from svoo.methods.base import Call
-from svoo.studies.base import Claim, Job, Plot, Section, Table, Verdict, as_png, per_input
+from svoo.studies.base import TABLES, Claim, Job, Plot, Section, Table, Verdict, as_png, per_input
 from svoo.studies.comparisons import (
     PSNR,
     SPEED_UP,
@@ -74,8 +74,10 @@ class ReuseStudy:
             Setting(f"every {every}", changed(lab, paper_mode(lab), recluster_every=every))
             for every in intervals
         ]
-        jobs = per_input(lab, scale.small, make)
-        return jobs + run_jobs(lab, "intervals", settings, scale.small, prompts=scale.prompts)
+        jobs = per_input(lab, scale.small, make, turn=TABLES)
+        return jobs + run_jobs(
+            lab, "intervals", settings, scale.small, prompts=scale.prompts, turn=TABLES
+        )
 
     def show(self, results: Results) -> Section:
         """Return both plots, the table, and the verdict."""

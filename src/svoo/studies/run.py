@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from svoo.errors import ConfigError
 from svoo.kernels.cpp.build import why_no_library
 from svoo.metrics.scores import find_scorer
 from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs, read_prompts
-from svoo.plugin.machine import describe_commit, describe_machine
+from svoo.plugin.machine import describe_commit, describe_machine, name_machine
 from svoo.plugin.request import Request
 from svoo.studies.base import Job, Skipped, Study
+from svoo.studies.forecast import Forecast
 from svoo.studies.lab import Lab
 from svoo.studies.pipelines import Pipelines
 from svoo.studies.results import Results, continue_results, read_results
@@ -24,6 +26,7 @@ from svoo.studies.scale import choose_scale
 from svoo.studies.settings import check_methods
 
 PROMPTS = Path(__file__).parent / "prompts.txt"
+LOOKED_AT = Path(__file__).parent / "prompts_looked_at.txt"  # settings were chosen with these
 RESULTS = "results.jsonl"
 
 Progress = Callable[[str, float, float], None]
@@ -41,10 +44,21 @@ class Order:
     count: int | None = None
     quick: bool = False
     methods: Sequence[str] | None = None
+    retime: bool = False
+
+
+@dataclass(frozen=True)
+class Done:
+    """What was left out and what failed, in words, and what was not begun in the time given."""
+
+    left_out: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    not_begun: Sequence[tuple[Study, Job]] = ()
 
 
 def read_study_inputs(order: Order) -> list[dict[str, Any]]:
-    """Read the inputs; refuse prompts that the embedded model's profile was measured on."""
+    """Read the inputs; refuse prompts that a setting or the profile of the embedded model was
+    chosen on."""
     if order.prompts is None and order.request.model != "mini":
         raise ConfigError(
             f"there are no prompts for {order.request.model}: give --prompts FILE, one per line"
@@ -58,13 +72,17 @@ def read_study_inputs(order: Order) -> list[dict[str, Any]]:
         count = min(len(texts), scale.prompts) if order.prompts is None or order.quick else None
     inputs = read_inputs(path, order.images, count)
     if order.request.model == "mini":
-        chosen_on = set(read_prompts(MINI_PROMPTS))
-        for entry in inputs:
-            if entry["prompt"] in chosen_on:
-                raise ConfigError(
-                    f"{entry['prompt']!r} is one of the prompts that the embedded model's profile "
-                    "was measured on: studies take others"
-                )
+        for chosen, what in (
+            (MINI_PROMPTS, "the embedded model's profile was measured on"),
+            (LOOKED_AT, "the tolerance was chosen with"),
+        ):
+            known = set(read_prompts(chosen))
+            for entry in inputs:
+                if entry["prompt"] in known:
+                    raise ConfigError(
+                        f"{entry['prompt']!r} is one of the prompts that {what}: studies take "
+                        "others"
+                    )
     return inputs
 
 
@@ -101,6 +119,7 @@ def make_lab(
         seed=order.request.seed,
         methods=order.methods,
         scorer=scorer,
+        retime=order.retime,
     )
     facts = {
         "machine": machine,
@@ -120,6 +139,7 @@ def _describe(order: Order, pipelines: Pipelines) -> dict[str, Any]:
     return {
         "model": pipelines.name,
         "weights": pipelines.weights(),
+        "profile": pipelines.profile(),
         "large": str(scale.large),
         "small": str(scale.small),
         "steps": scale.steps,
@@ -131,44 +151,51 @@ def _describe(order: Order, pipelines: Pipelines) -> dict[str, Any]:
     }
 
 
-def name_machine(machine: Mapping[str, Any]) -> str:
-    """Return what tells machines apart whose times must not be mixed."""
-    names = ("processor", "instructions", "threads", "device")
-    return ", ".join(str(machine[name]) for name in names)
-
-
 def _choose_backend(machine: Mapping[str, Any]) -> str:
     """Return the one backend that all methods run through."""
     on_cpu = machine["device"] == "cpu"
     return "cpp" if on_cpu and why_no_library() is None else "auto"
 
 
+def plan_jobs(studies: Sequence[Study], lab: Lab) -> list[tuple[Study, Job]]:
+    """Return all that studies make, in the order in which it is made: by turn."""
+    planned = [(study, job) for study in studies for job in study.jobs(lab)]
+    return sorted(planned, key=lambda pair: pair[1].turn)
+
+
 def pending(studies: Sequence[Study], lab: Lab) -> list[tuple[Study, Job]]:
     """Return what is not in the file yet."""
-    planned = [(study, job) for study in studies for job in study.jobs(lab)]
-    return [
-        (study, job) for study, job in planned if lab.results.find(study.name, job.key) is None
-    ]
+    return [pair for pair in plan_jobs(studies, lab) if not lab.has(pair[0].name, pair[1].key)]
 
 
 def run_studies(
-    todo: Sequence[tuple[Study, Job]], lab: Lab, progress: Progress | None = None
-) -> list[str]:
-    """Make what is `pending`; return why parts were left out.
+    todo: Sequence[tuple[Study, Job]],
+    lab: Lab,
+    progress: Progress | None = None,
+    *,
+    forecast: Forecast | None = None,
+    minutes: float | None = None,
+) -> Done:
+    """Make what is `pending`; return what was left out, and why.
 
-    `progress(study, done, total)` is told before each job, in units of cost.
+    `progress(study, done, total)` is told before each job, in seconds of the `forecast` or in
+    units of cost. After so many `minutes` nothing more is begun, nor what would take longer.
     """
-    total, done = sum(job.cost for _, job in todo), 0.0
-    left_out = []
-    for study, job in todo:
+    lengths = [forecast.seconds(*pair) if forecast else pair[1].cost for pair in todo]
+    begun, total = monotonic(), sum(lengths)
+    end = None if minutes is None else begun + 60 * minutes
+    left_out: list[str] = []
+    for place, (study, job) in enumerate(todo):
+        now = monotonic()
+        if end is not None and place and now + (lengths[place] if forecast else 0.0) > end:
+            return Done(left_out, not_begun=todo[place:])
         if progress is not None:
-            progress(study.name, done, total)
+            progress(study.name, sum(lengths[:place]), total)
         try:
             found = job.make()
         except Skipped as why:
             left_out.append(f"{study.name}: {why}")
             lab.results.add("skipped", f"{study.name} | {job.key}", {"why": str(why)})
         else:
-            lab.results.add(study.name, job.key, found)
-        done += job.cost
-    return left_out
+            lab.results.add(study.name, job.key, found, monotonic() - now)
+    return Done(left_out)

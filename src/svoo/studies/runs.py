@@ -30,6 +30,7 @@ class RunRow:
 
     Seconds are those of the denoising loop; `planning` is the part of clustering and selection,
     `attention` a call's, planning included. `psnr` is None for equal videos and for dense.
+    `others` is the share of the machine that other processes took while it was timed.
     """
 
     prompt: str
@@ -53,6 +54,7 @@ class RunRow:
     attention: float
     dense_attention: float
     scores: dict[str, float]
+    others: float | None = None
 
 
 def make_row(trial: Trial, dense: Trial, likeness: Likeness | None, **facts: Any) -> RunRow:  # noqa: ANN401 (fields of the row)

@@ -11,7 +11,18 @@ from functools import cache
 from typing import Any
 
 from svoo.metrics.compare import compare_videos
-from svoo.studies.base import Cell, Claim, Job, Plot, Section, Skipped, Table, as_png, per_input
+from svoo.studies.base import (
+    TABLES,
+    Cell,
+    Claim,
+    Job,
+    Plot,
+    Section,
+    Skipped,
+    Table,
+    as_png,
+    per_input,
+)
 from svoo.studies.comparisons import say_difference, say_interval, verdict_of
 from svoo.studies.lab import Lab
 from svoo.studies.results import Results
@@ -66,8 +77,9 @@ class SeedsStudy:
                 rows.append(SeedsRow(entry["prompt"], setting.name, psnr, alike.ssim))
             return {"rows": [asdict(row) for row in rows]}
 
-        jobs = per_input(lab, size, make, lab.scale.prompts)
-        return jobs if computes_in_half() else [*jobs, Job(HALF, _skip_half)]
+        runs = 1 + len(settings)
+        jobs = per_input(lab, size, make, lab.scale.prompts, runs=runs, turn=TABLES)
+        return jobs if computes_in_half() else [*jobs, Job(HALF, _skip_half, 0.0)]
 
     def show(self, results: Results) -> Section:
         """Return the table, a picture, and whether ours loses less than another step count."""

@@ -35,19 +35,20 @@ def main_settings(lab: Lab, warm_up: float) -> list[Setting]:
     if lab.wants("svoo"):
         configs[PAPER] = paper_mode(lab)
         configs[OURS] = our_mode(lab)
-        configs[f"{OURS}, fast"] = SVOOConfig.fast()
-        configs[f"{OURS}, careful"] = SVOOConfig.careful()
     return [Setting(name, lab.prepare(config, warm_up)) for name, config in configs.items()]
 
 
 def other_settings(lab: Lab, warm_up: float) -> list[Setting]:
-    """Return every method that `main_settings` has not."""
+    """Return every method that `main_settings` has not, and ours with other tolerances."""
     known = ("dense", "svoo", *BASELINES, *_ALSO)
-    return [
-        Setting(row.name, lab.prepare(find_method(row.name, lab.model_name), warm_up))
-        for row in available_methods()
-        if row.name not in known and lab.wants(row.name)
-    ]
+    configs: dict[str, MethodConfig] = {}
+    if lab.wants("svoo"):
+        configs[f"{OURS}, fast"] = SVOOConfig.fast()
+        configs[f"{OURS}, careful"] = SVOOConfig.careful()
+    for row in available_methods():
+        if row.name not in known and lab.wants(row.name):
+            configs[row.name] = find_method(row.name, lab.model_name)
+    return [Setting(name, lab.prepare(config, warm_up)) for name, config in configs.items()]
 
 
 def paper_mode(lab: Lab) -> SVOOConfig:

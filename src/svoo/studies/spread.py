@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from svoo.studies.lab import Lab
 from svoo.studies.pipelines import Pipelines
 from svoo.studies.results import Record, Results
 from svoo.studies.run import (
+    Done,
     Order,
     Progress,
     make_lab,
@@ -24,14 +25,6 @@ from svoo.studies.run import (
 from svoo.studies.table import find_studies
 
 _NEVER_SENT = ("session", "examples")  # the one is not needed, the other is large
-
-
-@dataclass(frozen=True)
-class Done:
-    """What was left out and what failed, in words."""
-
-    left_out: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ def spread_studies(
     """Make what is pending on a cluster (None: in this process, part by part); the file is
     written here alone. A part that fails is told, and the others go on."""
     here = [(study, job) for study, job in todo if not job.prompt]
-    left_out = run_studies(here, lab)
+    left_out = run_studies(here, lab).left_out
     parts = _divide(todo, lab.results)
     total, done = sum(part.cost for part in parts), 0.0
     failed = []
@@ -70,7 +63,7 @@ def spread_studies(
             failed.append(f"{part.study}, {part.prompt!r}: {outcome.error}")
         for record in outcome.result or []:
             if lab.results.find(record.kind, record.key) is None:
-                lab.results.add(record.kind, record.key, record.data)
+                lab.results.add(record.kind, record.key, record.data, record.seconds)
             if record.kind == "skipped":
                 left_out.append(f"{part.study}: {record.data['why']}")
         done += part.cost

@@ -11,6 +11,7 @@ import numpy as np
 DRAWS = 10_000
 LEAST_PROMPTS = 5  # fewer say too little for a verdict
 _LEVEL = 0.95
+_ENDLESS = 1e30  # stands for infinity, with which nobody can interpolate
 
 
 @dataclass(frozen=True)
@@ -31,20 +32,23 @@ class Interval:
 def interval(values: Sequence[float]) -> Interval | None:
     """Return the median with a percentile bootstrap interval; None if there are no values.
 
-    The draws are the same every time. Values that are not finite (the PSNR of equal videos) count
-    for the median, not for the interval.
+    The draws are the same every time. The PSNR of equal videos is infinite: it counts as more than
+    any other.
     """
     if not values:
         return None
-    middle = float(np.median(values))
-    finite = np.array([value for value in values if math.isfinite(value)])
-    if not len(finite):
-        return Interval(middle, middle, middle, len(values))
-    picked = np.random.default_rng(0).integers(len(finite), size=(DRAWS, len(finite)))
-    medians = np.median(finite[picked], axis=1)
+    drawn_from = np.clip(np.array(values, dtype=np.float64), -_ENDLESS, _ENDLESS)
+    picked = np.random.default_rng(0).integers(len(values), size=(DRAWS, len(values)))
+    medians = np.median(drawn_from[picked], axis=1)
     edge = (1 - _LEVEL) / 2
-    low, high = (float(end) for end in np.quantile(medians, (edge, 1 - edge)))
+    low, high = np.quantile(medians, (edge, 1 - edge))
+    middle, low, high = (_unclip(float(end)) for end in (np.median(drawn_from), low, high))
     return Interval(middle, low, high, len(values))
+
+
+def _unclip(value: float) -> float:
+    """Return infinity for what is a mean with it."""
+    return math.copysign(math.inf, value) if abs(value) > _ENDLESS / 1e4 else value
 
 
 def paired(first: Mapping[str, float], second: Mapping[str, float]) -> Interval | None:

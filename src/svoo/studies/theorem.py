@@ -139,8 +139,10 @@ def _claim(rows: list[TheoremRow]) -> Claim:
     )
     verdict: Verdict = "cannot be told here"
     if found.count >= LEAST_PROMPTS:
-        as_said = _RATE[0] < found.low and found.high < _RATE[1] and worst <= 1
-        verdict = "holds" if as_said else "does not hold"
+        if worst > 1 or found.high < _RATE[0] or found.low > _RATE[1]:
+            verdict = "does not hold"
+        elif _RATE[0] < found.low and found.high < _RATE[1]:
+            verdict = "holds"
     return Claim(
         "The deviation of the logits' variance falls as 1 / sqrt(n) and stays below the bound",
         verdict,

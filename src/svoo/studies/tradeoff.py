@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from svoo.methods import available_methods, find_method
-from svoo.studies.base import Claim, Job, Plot, Section, Verdict, as_png
+from svoo.studies.base import LAST, Claim, Job, Plot, Section, Verdict, as_png
 from svoo.studies.comparisons import (
     PSNR,
     SPEED_UP,
@@ -78,7 +78,8 @@ class TradeoffStudy:
                 config = lab.prepare(changed(lab, base, **changes), warm_up)
                 settings.append(Setting(f"{name}, {field} {value:g}", config))
         scale = lab.scale
-        return run_jobs(lab, "sweeps", settings, scale.small, prompts=scale.prompts)
+        size, prompts = scale.small, scale.prompts
+        return run_jobs(lab, "sweeps", settings, size, prompts=prompts, turn=LAST)
 
     def show(self, results: Results) -> Section:
         """Return the curves, the table, and the verdict."""

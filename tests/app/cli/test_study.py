@@ -72,10 +72,41 @@ def test_the_report_is_made_from_the_file_alone(out: Path, tmp_path: Path) -> No
         assert (tmp_path / name).read_bytes() == (out / name).read_bytes()
 
 
+def test_alone_it_lists_what_there_is() -> None:
+    done = study()
+    assert done.exit_code == 0
+    assert all(entry.name in done.stdout and entry.title in done.stdout for entry in STUDIES)
+    rows = json.loads(study("--json").stdout)
+    assert [row["name"] for row in rows] == [entry.name for entry in STUDIES]
+
+
+def test_it_says_what_is_left_and_stops_in_time(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (out / "results.jsonl").read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith((b'{"kind":"steps', b'{"kind":"theo'))]
+    (tmp_path / "results.jsonl").write_bytes(b"".join(kept))
+    clock = iter(range(0, 10**6, 40))  # every look at the clock is 40 s later
+    monkeypatch.setattr("svoo.studies.run.monotonic", lambda: next(clock))
+    names = ["steps", "theorem", "--out", str(tmp_path), *SMALL]
+    done = study(*names, "--minutes", "1", "--json")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "to be made: 2 of 2 results, about " in done.stderr
+    assert re.search(r"In this order: steps 1 \(.*\), theorem 1 \(", done.stderr)
+    assert "stopped in time: 1 results are left, about " in done.stderr
+    assert json.loads(done.stdout)["left"] == 1
+    results = read_results(tmp_path / "results.jsonl")
+    assert results.of_kind("steps") and not results.of_kind("theorem")
+    done = study(*names)
+    assert "to be made: 1 of 2 results" in done.stderr and "stopped" not in done.stderr
+    assert read_results(tmp_path / "results.jsonl").of_kind("theorem")
+    assert "all 2 results are in the file: nothing is made again" in study(*names).stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "say what to study"),
+        (["layers", "--ray", "local", "--minutes", "5"], "--minutes is for one machine"),
         (["layer"], "no study called 'layer'"),
         (["layers", "report"], "stands alone"),
         (["layers", "--method", "svg3"], "no method called 'svg3'"),

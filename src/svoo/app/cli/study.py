@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from svoo.app.cli.shared import (
     Json,
@@ -15,9 +17,14 @@ from svoo.app.cli.shared import (
     VideoOptions,
     Workers,
     runs_on_cpu,
+    say_seconds,
     with_video_options,
 )
 from svoo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from svoo.studies.base import Study
+    from svoo.studies.forecast import Forecast, Jobs
 
 _OUT = Path("out/study")
 
@@ -29,7 +36,7 @@ def run(
         typer.Argument(
             help="all, report (only make the page from what is there), or some of: layers, "
             "coupling, recall, quality, examples, tradeoff, ablation, reuse, steps, theorem and "
-            "seeds."
+            "seeds. None: list them."
         ),
     ] = None,
     *,
@@ -50,6 +57,14 @@ def run(
     quick: Annotated[
         bool, typer.Option("--quick", help="Two prompts, 600 tokens: some minutes for all.")
     ] = False,
+    minutes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Stop after so many; the same command goes on another day."),
+    ] = None,
+    retime: Annotated[
+        bool,
+        typer.Option("--retime", help="Again what another or a busy machine has timed."),
+    ] = False,
     ray: Ray = None,
     workers: Workers = None,
     as_json: Json = False,
@@ -59,14 +74,14 @@ def run(
     """Make the paper's tables and figures again, and the report. Hours; stop and go on at will.
 
     Each result is a line of results.jsonl as soon as it is there: begun again, the same command
-    goes on. Keep the machine idle: speed-ups are among the figures. With --ray prompts go to
-    workers; their times count only where each worker has a machine of its own.
+    goes on, the most important first. Keep the machine idle: speed-ups are among the figures. With
+    --ray prompts go to workers; their times count only where each has a machine of its own.
 
     Examples:
 
     [bold]svoo study all --quick[/]
 
-    [bold]svoo study layers coupling --count 5 --out out/study[/]
+    [bold]svoo study all --minutes 90 --out out/study[/]
 
     [bold]svoo study quality --model wan2.1-t2v-1.3b --prompts prompts.txt --out out/wan[/]
 
@@ -74,24 +89,27 @@ def run(
     """
     from svoo.fleet.cluster import open_cluster
     from svoo.plugin.request import Request
+    from svoo.studies.forecast import make_forecast
     from svoo.studies.report import HTML, write_report
     from svoo.studies.results import read_results
-    from svoo.studies.run import RESULTS, Order, open_lab, pending, run_studies
-    from svoo.studies.spread import Done, spread_studies
+    from svoo.studies.run import RESULTS, Done, Order, open_lab, pending, plan_jobs, run_studies
+    from svoo.studies.spread import spread_studies
     from svoo.studies.table import STUDIES, find_studies
 
     output = Output(json=as_json, quiet=quiet)
     names = list(studies or [])
     if not names:
-        known = ", ".join(study.name for study in STUDIES)
-        raise ConfigError(f"say what to study: all, report, or some of {known}")
+        _list_studies(output, STUDIES)
+        return
     if "report" in names and names != ["report"]:
         raise ConfigError("`report` stands alone: the other studies write the report at their end")
-    done = Done()
+    if minutes is not None and ray is not None:
+        raise ConfigError("--minutes is for one machine, --ray for many: give one of them")
+    done, seconds_left = Done(), 0.0
     if names != ["report"]:
         chosen = find_studies(names)
         request = Request(prompt="", out=out, **vars(video))
-        order = Order(request, out, prompts, images, count, quick, method or None)
+        order = Order(request, out, prompts, images, count, quick, method or None, retime)
         with output.progress() as bar:
             task = bar.add_task("loading", total=None)
             use_gpus = video.device != "cpu"
@@ -103,20 +121,56 @@ def run(
                     bar.update(task, description=study, completed=done, total=total)
 
                 with open_lab(order) as lab:
-                    todo = pending(chosen, lab)
+                    todo, planned = pending(chosen, lab), plan_jobs(chosen, lab)
                     if cluster is None:
-                        done = Done(run_studies(todo, lab, progress))
+                        forecast = make_forecast(planned, lab) if todo else None
+                        _say_what_is_left(output, todo, len(planned), forecast)
+                        done = run_studies(todo, lab, progress, forecast=forecast, minutes=minutes)
                     else:
                         done = spread_studies(todo, lab, order, cluster, progress)
+                    if done.not_begun:
+                        forecast = make_forecast(planned, lab)  # by what was made meanwhile
+                        seconds_left = forecast.total(done.not_begun)
     with output.notes():
         claims = write_report(read_results(out / RESULTS), out)
     for reason in done.left_out:
         output.note(f"left out: {reason}")
+    if done.not_begun:
+        left = f"{len(done.not_begun):,} results are left, about {say_seconds(seconds_left)}"
+        output.note(f"stopped in time: {left}; the same command goes on")
     for claim in claims:
         output.say(f"{claim.verdict:20s} {claim.text}\n{'':20s} {claim.figure}")
     output.say(f"{out / HTML} written")
-    output.data({"page": str(out / HTML), "claims": [vars(claim) for claim in claims]})
+    found = {"page": str(out / HTML), "claims": [vars(claim) for claim in claims]}
+    output.data({**found, "left": len(done.not_begun)})
     for reason in done.failed:
         output.note(f"failed: {reason}")
     if done.failed:
         raise typer.Exit(1)
+
+
+def _list_studies(output: Output, studies: Sequence[Study]) -> None:
+    """Print what there is to study."""
+    table = Table("study", "in the paper", "what it shows", box=None)
+    for study in studies:
+        table.add_row(study.name, study.paper, study.title)
+    output.show(table)
+    output.say("\nsvoo study all --quick tries every one; svoo study report makes the page alone")
+    facts = ("name", "title", "paper", "about")
+    output.data([{fact: getattr(study, fact) for fact in facts} for study in studies])
+
+
+def _say_what_is_left(output: Output, todo: Jobs, planned: int, forecast: Forecast | None) -> None:
+    """Print how much there is to be made and about how long it takes."""
+    from svoo.studies.forecast import what_is_left
+
+    todo = [pair for pair in todo if pair[1].cost]  # what cannot be made here costs nothing
+    if forecast is None or not todo:
+        output.note(f"all {planned:,} results are in the file: nothing is made again")
+        return
+    parts = (
+        f"{left.study} {left.count:,} ({say_seconds(left.seconds)})"
+        for left in what_is_left(todo, forecast)
+    )
+    with_time = f"{len(todo):,} of {planned:,} results, about {say_seconds(forecast.total(todo))}"
+    output.note(f"to be made: {with_time} on this machine. In this order: {', '.join(parts)}")
