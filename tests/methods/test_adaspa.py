@@ -11,7 +11,7 @@ from torch import Tensor
 
 from svoo import BlockPlan, Call, Dense, Run, Session, VideoLayout
 from svoo.errors import ConfigError
-from svoo.methods.adaspa import AdaSpaConfig, AdaSpaMethod, probability_sums
+from svoo.methods.adaspa import AdaSpaConfig, AdaSpaMethod
 
 
 def definition(query: Tensor, key: Tensor, config: AdaSpaConfig) -> Tensor:
@@ -70,15 +70,6 @@ def test_is_its_definition(
     key = normal(2, heads, tokens, 5, seed=1, dtype=torch.float64)
     mask = plan_mask(query, key, config, VideoLayout(1, 1, tokens))
     assert torch.equal(mask, definition(query, key, config))
-
-
-def test_sums_are_those_of_all_probabilities() -> None:
-    query, key = normal(1, 2, 3000, 4), normal(1, 2, 2500, 4, seed=1)
-    sums = probability_sums(query, key, 64, 0.5)
-    assert sums.shape == (1, 2, 47, 40)
-    torch.testing.assert_close(sums.sum(dim=(2, 3)), torch.full((1, 2), 3000.0))
-    weights = (query[:, :, 64:128] @ key.mT * 0.5).softmax(dim=-1)
-    torch.testing.assert_close(sums[0, :, 1, -1], weights[0, ..., 39 * 64 :].sum(dim=(1, 2)))
 
 
 def test_a_mask_lives_until_the_next_search() -> None:

@@ -21,11 +21,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from svoo.core.block_sums import probability_sums
 from svoo.core.blocks import keep_top
 from svoo.core.heads import ALL_HEADS, Heads
 from svoo.core.plan import BlockPlan
 from svoo.core.tiles import cut_evenly
-from svoo.core.validate import accumulation_dtype, default_scale
+from svoo.core.validate import default_scale
 from svoo.methods.base import (
     Call,
     MethodConfig,
@@ -36,7 +37,6 @@ from svoo.methods.base import (
 )
 from svoo.methods.warm_up import SparseMethod
 
-_CHUNK = 1 << 21  # probabilities held at a time
 _STEPS = 50  # of the run that search_steps counts in
 
 
@@ -99,35 +99,6 @@ class AdaSpaMethod(SparseMethod[AdaSpaConfig]):
     def state_bytes(self) -> int:
         """Bytes of all masks."""
         return sum(keep.nbytes for _, keep in self._masks.values())
-
-
-def probability_sums(query: Tensor, key: Tensor, block: int, scale: float) -> Tensor:
-    """Return the attention probability from query `[B, H, N, D]` to key `[B, H, M, D]` summed over
-    blocks of tokens in their order, `[B, H, Cq, Ck]`. Rows go in chunks, through one buffer."""
-    dtype = accumulation_dtype(query)
-    tokens, keys = query.shape[2], key.shape[2]
-    rows_at_a_time = min(tokens, max(1, _CHUNK // (keys * block)) * block)
-    room = query.new_empty(rows_at_a_time, keys, dtype=dtype)
-    sums = []
-    for rows, columns in zip(query.flatten(0, 1), key.flatten(0, 1), strict=True):
-        scaled, transposed = rows.to(dtype) * scale, columns.to(dtype).mT.contiguous()
-        for part in scaled.split(rows_at_a_time):
-            weights = torch.mm(part, transposed, out=room[: len(part)])
-            torch.softmax(weights, dim=-1, out=weights)
-            by_block = torch.stack([own.sum(dim=0) for own in weights.split(block)])
-            sums.append(_sum_blocks(by_block, block))
-    shape = *query.shape[:2], -(-tokens // block), -(-keys // block)
-    return torch.cat(sums).view(shape)
-
-
-def _sum_blocks(values: Tensor, block: int) -> Tensor:
-    """Return sums over blocks of the last axis of `[n, m]`, the last block ragged: `[n, C]`."""
-    whole = values.shape[-1] // block
-    sums = values[:, : whole * block].reshape(len(values), whole, block).sum(dim=-1)
-    rest = values[:, whole * block :]
-    if rest.shape[-1] == 0:
-        return sums
-    return torch.cat((sums, rest.sum(dim=-1, keepdim=True)), dim=-1)
 
 
 def choose_blocks(sums: Tensor, config: AdaSpaConfig, heads: Heads = ALL_HEADS) -> Tensor:

@@ -1,9 +1,10 @@
 """Kernels for the CPU in C++: attention, clustering, the far field. Importing this compiles
 nothing.
 
-kernels.cpp is what Python calls; attention.h, clusters.h, features.h, far_field.h and tiers.h do
-the work; segment.h is the softmax over rows; tiles.h, products.h and vectors.h are the arithmetic;
-calls.h has the structures. Each kernel has a slow definition in torch that it is tested against.
+kernels.cpp is what Python calls; attention.h, block_sums.h, clusters.h, features.h, far_field.h
+and tiers.h do the work; segment.h is the softmax over rows; tiles.h, products.h and vectors.h are
+the arithmetic; calls.h has the structures. Each kernel has a slow definition in torch that it is
+tested against.
 """
 
 from __future__ import annotations

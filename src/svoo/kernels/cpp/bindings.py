@@ -133,6 +133,18 @@ class Tiers(ctypes.Structure):
     )
 
 
+class BlockSums(ctypes.Structure):
+    """Probabilities to be summed over blocks; the pieces of work are a few query blocks."""
+
+    _fields_ = (
+        ("query", Tokens),
+        *_pointers("keys_made", "sums"),
+        *_numbers("pairs", "heads", "queries", "keys", "size", "block"),
+        ("scale", ctypes.c_double),
+        *_numbers("next_piece", "failures"),
+    )
+
+
 def padded_size(size: int) -> int:
     """Return the numbers of a packed row: as in tiles.h."""
     return -(-size // 32) * 32

@@ -111,3 +111,12 @@ struct Tiers {
     double scale, tolerance;
     std::atomic<int64_t> next_piece, failures;
 };
+
+struct BlockSums {
+    Tokens query;
+    const float *keys_made;  // [batch, heads, keys, padded size], zeros behind each row
+    float *sums;             // [batch, heads, query blocks, key blocks], zeros at first
+    int64_t pairs, heads, queries, keys, size, block;
+    double scale;
+    std::atomic<int64_t> next_piece, failures;
+};

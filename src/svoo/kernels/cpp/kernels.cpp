@@ -17,6 +17,7 @@
 
 #pragma GCC visibility push(hidden)  // what is not exported is inlined and called directly
 #include "attention.h"
+#include "block_sums.h"
 #include "clusters.h"
 #include "far_field.h"
 #include "features.h"
@@ -50,4 +51,6 @@ void choose_tiers_float32(Tiers *call) { choose_tiers<float>(*call); }
 void choose_tiers_bfloat16(Tiers *call) { choose_tiers<BFloat16>(*call); }
 void see_blocks_float32(FarField *call) { see_blocks<float>(*call); }
 void see_blocks_bfloat16(FarField *call) { see_blocks<BFloat16>(*call); }
+void sum_blocks_float32(BlockSums *call) { sum_blocks<float>(*call); }
+void sum_blocks_bfloat16(BlockSums *call) { sum_blocks<BFloat16>(*call); }
 }
