@@ -72,8 +72,9 @@ figures: setup ## Make every figure of README and docs again: about ten hours on
 	@$(RUN) -m svoo study all --out docs/report
 	@$(RUN) benchmarks/frontier.py --out docs/benchmarks
 	@$(RUN) benchmarks/frontier.py --out docs/benchmarks --held-out --name held_out
-	@$(RUN) benchmarks/methods.py --out docs/benchmarks --few
-	@$(RUN) benchmarks/methods.py --out docs/benchmarks --height 80 --width 144
+	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --few
+	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144
+	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144 --warm-up 0 --density 0.15 --density 0.3
 	@$(RUN) benchmarks/attention.py --out docs/benchmarks
 	@$(RUN) benchmarks/clustering.py --out docs/benchmarks
 	@$(RUN) benchmarks/intercept.py --out docs/benchmarks

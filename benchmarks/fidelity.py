@@ -21,7 +21,7 @@ from svoo.methods.svoo.labels import cluster_counts
 from svoo.session.finish import correct_video, finish_plan
 
 LAYERS = (1, 3, 5)  # of six
-ROWS = 256  # that recall is measured on
+ROWS = 256  # that recall is measured on, where there are as many
 
 Figures = dict[str, float]
 
@@ -33,6 +33,7 @@ class Fidelity:
         """Begin with nothing seen."""
         self.tried = tried
         self.seen: dict[str, list[Figures]] = {name: [] for name in tried}
+        self.failed: dict[str, str] = {}  # what was raised, by method; it is not asked again
         self._methods: dict[str, svoo.Method] = {}
 
     def look(
@@ -42,19 +43,41 @@ class Fidelity:
         tokens = query, key, value
         exact: Tensor | None = None
         for name, config in self.tried.items():
-            if name not in self._methods:
-                self._methods[name] = config.start(run)
-            counted: defaultdict[str, float] = defaultdict(float)
-            decision = plan_call(self._methods[name], call, *tokens, counted=counted)
-            if isinstance(decision, svoo.Dense):
+            if name in self.failed:
                 continue
-            if exact is None:
-                exact = scaled_dot_product_attention(*tokens, scale=call.scale)
-            figures = run_decision(tokens, call, config, decision, exact)
-            if isinstance(config, svoo.SVOOConfig) and not counted:
-                counted["modelled"] = our_planning(config, query, key)
-            figures["work"] += sum(counted.values())
-            self.seen[name].append(figures)
+            try:
+                figures, exact = self._run(name, config, run, call, tokens, exact)
+            except Exception as error:  # noqa: BLE001 (the others shall be measured)
+                self.failed[name] = f"{type(error).__name__}: {error}"
+                self.seen[name] = []
+                continue
+            if figures is not None:
+                self.seen[name].append(figures)
+
+    def _run(
+        self,
+        name: str,
+        config: svoo.MethodConfig,
+        run: svoo.Run,
+        call: svoo.Call,
+        tokens: tuple[Tensor, Tensor, Tensor],
+        exact: Tensor | None,
+    ) -> tuple[Figures | None, Tensor | None]:
+        """Return the figures of a call, None if the method leaves it dense, and the exact output
+        once it is known."""
+        if name not in self._methods:
+            self._methods[name] = config.start(run)
+        counted: defaultdict[str, float] = defaultdict(float)
+        decision = plan_call(self._methods[name], call, *tokens, counted=counted)
+        if isinstance(decision, svoo.Dense):
+            return None, exact
+        if exact is None:
+            exact = scaled_dot_product_attention(*tokens, scale=call.scale)
+        figures = run_decision(tokens, call, config, decision, exact)
+        if isinstance(config, svoo.SVOOConfig) and not counted:
+            counted["modelled"] = our_planning(config, *tokens[:2])
+        figures["work"] += sum(counted.values())
+        return figures, exact
 
     def figures(self) -> dict[str, Figures]:
         """Return the means over sparse calls of each method; nothing where there was none."""
@@ -84,7 +107,8 @@ def run_decision(
         output = correct_video(output, lse, corrected, call.layout)
         density += corrected.extra
     query, key, _ = tokens
-    kept = recall(query, key, plan, rows=ROWS, scale=call.scale, generator=seeded(call.step))
+    rows = min(ROWS, query.shape[2])
+    kept = recall(query, key, plan, rows=rows, scale=call.scale, generator=seeded(call.step))
     return {
         "recall": float(kept.mean()),
         "error": float(output_error(output, exact).mean()),
@@ -139,4 +163,8 @@ def measure_fidelity(
         on_call()
 
     look_at_video(pipe, LookConfig(look=look, layers=LAYERS), sizes, prompt=prompt)
-    return fidelity.figures()
+    for name, error in fidelity.failed.items():
+        print(f"{name}: recall and error not measured, {error}")
+    return {
+        name: found for name, found in fidelity.figures().items() if name not in fidelity.failed
+    }

@@ -145,8 +145,8 @@ def run_settings(
     sizes: Mapping[str, int | str],
 ) -> list[dict[str, Any]]:
     """Run every setting on every prompt, dense first, and return the rows; those that the JSON
-    has already are not run again. `sizes`: frames, steps, height, width, and the instructions
-    that both sides are limited to, if they are."""
+    has already are not run again, but those that failed are. `sizes`: frames, steps, height,
+    width, and the instructions that both sides are limited to, if they are."""
     pipe, model = load(), find_model("mini")
     pipe.set_progress_bar_config(disable=True)
     path = out / f"{name}.json"
@@ -164,7 +164,8 @@ def run_settings(
                 "width": sizes["width"],
             }
             about = _facts(tried, text, sizes)
-            done = [row["setting"] for row in wanted_rows(rows, tried, [text], sizes)]
+            wanted = wanted_rows(rows, tried, [text], sizes)
+            done = [row["setting"] for row in wanted if "failed" not in row]
             missing = [key for key in tried if key not in done]
             if not missing:
                 bar.advance(task, len(tried) + 1)
@@ -177,11 +178,22 @@ def run_settings(
             for number, key in enumerate(missing, start=1):
                 if number % _STALE == 0:  # the machine may have changed its pace
                     dense = run_trial(pipe, "dense", None, call=call)
-                trial = run_trial(pipe, key, tried[key], call=call, against=dense)
-                rows.append({**about[key], **figures_of(trial, dense)})
+                try:
+                    trial = run_trial(pipe, key, tried[key], call=call, against=dense)
+                    figures = figures_of(trial, dense)
+                except Exception as error:  # noqa: BLE001 (hours of other settings wait behind it)
+                    figures = {"failed": describe_failure(error)}
+                    bar.console.print(f"{key}: {figures['failed']}")
+                rows[:] = [row for row in rows if about[key] != _same_facts(row, about[key])]
+                rows.append({**about[key], **figures})
                 save(out, name, rows)
                 bar.advance(task)
     return rows
+
+
+def describe_failure(error: Exception) -> str:
+    """Return the error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
 def _facts(
@@ -204,15 +216,18 @@ def wanted_rows(
     """Return the rows of these settings, prompts and sizes: a row of another run under the same
     name is not taken for one of this."""
     facts = [fact for text in texts for fact in _facts(tried, text, sizes).values()]
-    return [
-        row for fact in facts for row in rows if fact == {name: row.get(name) for name in fact}
-    ]
+    return [row for fact in facts for row in rows if fact == _same_facts(row, fact)]
+
+
+def _same_facts(row: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row.get(name) for name in facts}
 
 
 def summarise(
     rows: list[dict[str, Any]], figures: Sequence[str] = FIGURES
 ) -> dict[str, dict[str, float]]:
-    """Return the median over prompts of every figure, by setting."""
+    """Return the median over prompts of every figure, by setting; of those that ran at all."""
+    rows = [row for row in rows if "failed" not in row]
     names = dict.fromkeys(row["setting"] for row in rows)
     return {
         name: {

@@ -8,26 +8,43 @@ Each method runs through the same backend with its own published settings, once 
 warm-up for all (a fifth of the steps dense) and once without any; with `--density` those that have
 a knob at equal density, the knob turned by bisection on a few recorded calls. Speed comes from
 runs that measure nothing else; recall, output error and work (kept pairs, terms and the products
-of planning, as a share of dense) from a pass of their own over a dense video. Keep the machine
-idle; what is done is kept in the JSON, and the same command goes on from there.
+of planning, as a share of dense) from a pass of their own over a dense video. A method that fails
+on a prompt is a row that says so. Keep the machine idle; what is done is kept in the JSON, and the
+same command goes on from there, and tries again what failed.
+
+`--page docs/methods.md` (with `--out docs/benchmarks`) puts the table, the figure that counts and
+the plot into the page's section of that run; when all is done already it does nothing else.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from fidelity import LAYERS, measure_fidelity
-from frontier import held_out_prompts, run_settings, summarise, wanted_rows
+from frontier import describe_failure, held_out_prompts, run_settings, wanted_rows
 from harness import save
 from looking import LookConfig, look_at_video, plan_call
-from rich.console import Console
+from methods_table import (
+    OURS,
+    PAPER,
+    Results,
+    Setting,
+    as_markdown,
+    check_section,
+    describe,
+    draw,
+    fill_section,
+    print_table,
+    say_what_counts,
+    say_who_is_ahead,
+)
 from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor
 
 import svoo
@@ -39,37 +56,15 @@ from svoo.plugin.calibrate import read_prompts
 from svoo.studies.run import LOOKED_AT
 
 KNOBS = {row.name: row.knob for row in available_methods() if row.knob is not None}
-OURS = ("svoo", "fast", "balanced", "careful")
-PAPER = "paper"
 FEW = (*OURS, PAPER, "spargeattn", "svg1", "svg2", "radial", "sol", "clusterattention", "sparsepr",
        "svg-ear")  # fmt: skip
-GOOD = 30.0  # dB
-DENSE = 0.99  # a density that is dense in all but name
-FIGURES = ("density", "psnr", "ssim", "attention_speed_up", "speed_up")
-COLUMNS = ("density", "work", "recall", "error", "PSNR", "SSIM", "calls", "loop")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A method as it is run: its name, the warm-up of all, and the density it was tuned to."""
-
-    method: str
-    config: MethodConfig
-    warm_up: float
-    density: float | None = None
-
-    @property
-    def label(self) -> str:
-        """The name of the row."""
-        tuned = "" if self.density is None else f", density {self.density:g}"
-        return f"{self.method}, warm-up {self.warm_up:g}{tuned}"
 
 
 def methods_to_run() -> dict[str, MethodConfig]:
-    """Return every method with its settings for the embedded model; ours also at three values of
-    its knob, and as in the paper."""
-    tried: dict[str, MethodConfig] = {PAPER: SVOOConfig.paper("mini"), "fast": SVOOConfig.fast()}
-    tried |= {"balanced": SVOOConfig.balanced(), "careful": SVOOConfig.careful()}
+    """Return every method with its settings for the embedded model; ours also faster and more
+    careful, and as in the paper."""
+    tried: dict[str, MethodConfig] = {PAPER: SVOOConfig.paper("mini")}
+    tried |= {"fast": SVOOConfig.fast(), "careful": SVOOConfig.careful()}
     names = [row.name for row in available_methods() if row.name != "dense"]
     return tried | {name: find_method(name, "mini") for name in names}
 
@@ -77,7 +72,7 @@ def methods_to_run() -> dict[str, MethodConfig]:
 def knob_of(name: str) -> Knob | None:
     """Return the knob of a row; paper mode has mass, and of our three settings one is enough."""
     if name in OURS:
-        return KNOBS["svoo"] if name == "balanced" else None
+        return KNOBS["svoo"] if name == "svoo" else None
     return KNOBS["svg2"] if name == PAPER else KNOBS.get(name)
 
 
@@ -114,26 +109,67 @@ class Recorded:
         return sum(found) / len(found)
 
 
-def tune_methods(
-    tried: Mapping[str, MethodConfig], densities: Sequence[float], recorded: Recorded
-) -> dict[float, dict[str, MethodConfig]]:
-    """Return the methods at each density, those that have a knob and reach it within a tenth."""
-    found: dict[float, dict[str, MethodConfig]] = {density: {} for density in densities}
-    with Progress() as bar:
-        for density in densities:
-            for name, config in bar.track(tried.items(), description=f"knobs, {density:g}"):
-                knob = knob_of(name)
-                if knob is None:
-                    continue
-                tuned = tune(config, knob, density, recorded.density)
-                value = getattr(tuned.config, knob.setting)
-                said = f"{name}: {knob.setting} {value:.4g} keeps {tuned.density:.3f}"
-                if abs(tuned.density - density) <= 0.1 * density:
-                    found[density][name] = tuned.config
-                else:
-                    said += f", the nearest to {density:g} that it has here: left out"
-                bar.console.print(said)
-    return found
+class Knobs:
+    """The value of each method's knob for a density, kept in a JSON of their own."""
+
+    def __init__(self, out: Path, name: str, sizes: Mapping[str, int]) -> None:
+        """Begin with what the JSON has."""
+        self.out, self.name, self.sizes = out, name, dict(sizes)
+        path = out / f"{name}.json"
+        self.rows: list[dict[str, Any]] = (
+            json.loads(path.read_text())["rows"] if path.exists() else []
+        )
+        self.left_out: list[str] = []  # who cannot have which density
+        self._recorded: Recorded | None = None
+
+    def tune_all(
+        self, tried: Mapping[str, MethodConfig], densities: Sequence[float]
+    ) -> dict[float, dict[str, MethodConfig]]:
+        """Return the methods at each density, those that have a knob and reach it within a
+        tenth."""
+        found: dict[float, dict[str, MethodConfig]] = {density: {} for density in densities}
+        self.left_out = [
+            f"{name} (no knob)" for name in tried if knob_of(name) is None and name not in OURS
+        ]
+        with Progress() as bar:
+            for density in densities:
+                for name, config in bar.track(tried.items(), description=f"knobs, {density:g}"):
+                    knob = knob_of(name)
+                    if knob is None:
+                        continue
+                    row = self._row(name, config, knob, density)
+                    if "failed" in row:
+                        said = f"{name} at {density:g} ({row['failed']})"
+                        self.left_out.append(said)
+                    elif abs(row["kept"] - density) <= 0.1 * density:
+                        change: dict[str, Any] = {knob.setting: row["value"]}
+                        found[density][name] = replace(config, **change)
+                        said = f"{name}: {knob.setting} {row['value']:.4g} keeps {row['kept']:.3f}"
+                    else:
+                        said = f"{name} at {density:g} (the nearest it has is {row['kept']:.3f})"
+                        self.left_out.append(said)
+                    bar.console.print(said)
+        return found
+
+    def _row(self, name: str, config: MethodConfig, knob: Knob, density: float) -> dict[str, Any]:
+        """Return the knob's value and what it keeps, or why there is none."""
+        facts = {"method": name, "density": density, **self.sizes, "setting": knob.setting}
+        facts["config"] = json.loads(json.dumps(config.as_dict()))
+        for row in self.rows:
+            if all(row.get(key) == value for key, value in facts.items()):
+                return row
+        if self._recorded is None:
+            pipe = load()
+            pipe.set_progress_bar_config(disable=True)
+            self._recorded = Recorded(pipe, self.sizes)
+        try:
+            tuned = tune(config, knob, density, self._recorded.density)
+        except Exception as error:  # noqa: BLE001 (the others shall be tuned)
+            return {"failed": describe_failure(error)}
+        found = {"value": getattr(tuned.config, knob.setting), "kept": tuned.density}
+        self.rows.append({**facts, **found})
+        save(self.out, self.name, self.rows)
+        return self.rows[-1]
 
 
 def all_settings(
@@ -189,81 +225,6 @@ def _find(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[s
     return None
 
 
-def print_table(
-    summary: Mapping[str, Mapping[str, float]], fidelity: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Print a row for every setting: shares of dense, PSNR in dB, speed-ups of attention calls
-    (planning included) and of the denoising loop."""
-    table = Table("setting")
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
-    for label, found in summary.items():
-        seen = fidelity.get(label, {})
-        shares = found["density"], *(seen.get(name) for name in ("work", "recall", "error"))
-        table.add_row(
-            label,
-            *("-" if share is None else f"{share:.3f}" for share in shares),
-            f"{found['psnr']:.1f}",
-            f"{found['ssim']:.4f}",
-            f"{found['attention_speed_up']:.2f}x",
-            f"{found['speed_up']:.2f}x",
-        )
-    Console(width=140).print(table)
-
-
-def say_what_counts(
-    summary: Mapping[str, Mapping[str, float]], settings: Sequence[Setting]
-) -> str:
-    """Return our speed-up over the best other method's, of the settings that reach 30 dB and leave
-    something out."""
-    sparse = [setting for setting in settings if summary[setting.label]["density"] < DENSE]
-    good = [setting for setting in sparse if summary[setting.label]["psnr"] >= GOOD]
-    good.sort(key=lambda setting: -summary[setting.label]["speed_up"])
-    lines = [f"At {GOOD:g} dB and more in the median, by speed-up of the loop:"]
-    for setting in good:
-        found = summary[setting.label]
-        lines.append(f"  {found['speed_up']:.2f}x  {found['psnr']:.1f} dB  {setting.label}")
-    ours = next((setting for setting in good if setting.method in OURS), None)
-    other = next((setting for setting in good if setting.method not in (*OURS, PAPER)), None)
-    if ours is None or other is None:
-        who = "none of ours" if ours is None else "no other method"
-        return "\n".join([*lines, f"No ratio: {who} reaches {GOOD:g} dB."])
-    ratio = summary[ours.label]["speed_up"] / summary[other.label]["speed_up"]
-    return "\n".join([*lines, f"{ours.label} over {other.label}: {ratio:.2f}"])
-
-
-def draw(
-    summary: Mapping[str, Mapping[str, float]], settings: Sequence[Setting], path: Path
-) -> None:
-    """Draw PSNR against density and against speed-up; ours and paper mode stand out, and settings
-    without warm-up are hollow."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 13), layout="constrained")
-    labels = {"density": "density of sparse calls", "speed_up": "speed-up of the denoising loop"}
-    for axes, (name, label) in zip(figure.subplots(2), labels.items(), strict=True):
-        for setting in settings:
-            found = summary[setting.label]
-            ours = setting.method in OURS
-            colour = "tab:red" if ours else "black" if setting.method == PAPER else "tab:blue"
-            place = found[name], found["psnr"]
-            face = colour if setting.warm_up else "none"
-            shape = "*" if ours else "D" if setting.method == PAPER else "o"
-            size = 80 if ours else 26
-            axes.scatter(*place, s=size, marker=shape, edgecolors=colour, facecolors=face)
-            text = (
-                "svoo, " + setting.method if ours and setting.method != "svoo" else setting.method
-            )
-            axes.annotate(
-                text, place, (5, 2), textcoords="offset points", fontsize=7, color=colour
-            )
-        axes.axhline(GOOD, color="grey", linewidth=0.8, linestyle=":")
-        axes.set(xlabel=label, ylabel="PSNR against dense, dB")
-        axes.grid(visible=True, alpha=0.3)
-    figure.suptitle("filled: with warm-up, hollow: no dense step", fontsize=9)
-    figure.savefig(path, dpi=110)
-
-
 def main(
     *,
     out: Annotated[Path, typer.Option(help="Where JSON and plot go.")] = Path("out/benchmarks"),
@@ -284,8 +245,13 @@ def main(
     frames: Annotated[int, typer.Option(help="Frames of the video.")] = 49,
     height: Annotated[int, typer.Option(help="80 with --width 144 gives 2,340 tokens.")] = 144,
     width: Annotated[int, typer.Option(help="Width in pixels.")] = 256,
+    page: Annotated[
+        Path | None, typer.Option(help="A page whose section of this run is filled.")
+    ] = None,
 ) -> None:
     """Run what is not done yet, then print the table and the figure that counts, and draw."""
+    if page is not None and only:
+        raise SystemExit("--page is for whole runs: leave out --only")
     known = methods_to_run()
     for name in only or []:
         if name not in known:
@@ -296,23 +262,29 @@ def main(
     chosen = only or (FEW if few else list(known))
     tried = {name: config for name, config in known.items() if name in chosen}
     call = {"num_frames": frames, "num_inference_steps": steps, "height": height, "width": width}
-    tuned: dict[float, dict[str, MethodConfig]] = {}
-    if density:
-        pipe = load()
-        pipe.set_progress_bar_config(disable=True)
-        tuned = tune_methods(tried, density, Recorded(pipe, call))
+    name = f"methods-{height}x{width}" + ("-equal" if density else "")
+    if page is not None:
+        check_section(page, name)  # before hours of work
+    knobs = Knobs(out, f"{name}-knobs", call)
+    tuned = knobs.tune_all(tried, density) if density else {}
     settings = all_settings(tried, tuned, [0.2, 0.0] if warm_up is None else warm_up)
     configs = {setting.label: setting.config for setting in settings}
     skipped = len(read_prompts(LOOKED_AT))  # our tolerance was chosen with these in sight
     texts = held_out_prompts(skipped + prompts)[skipped:]
     sizes = {"frames": frames, "steps": steps, "height": height, "width": width}
-    name = f"methods-{height}x{width}"
-    rows = run_settings(configs, texts, out, name, sizes)
-    summary = summarise(wanted_rows(rows, configs, texts, sizes), FIGURES)
+    rows = wanted_rows(run_settings(configs, texts, out, name, sizes), configs, texts, sizes)
     fidelity = add_fidelity(settings, call, texts[0], out, f"{name}-fidelity")
-    print_table(summary, fidelity)
-    print(say_what_counts(summary, settings))
-    draw(summary, settings, out / f"{name}.png")
+    results = Results(settings, rows, fidelity)
+    print_table(results)
+    for line in (*(say_what_counts(results, by) for by in ("psnr", "least")),
+                 *say_who_is_ahead(results), *knobs.left_out):  # fmt: skip
+        print(line)
+    picture = out / f"{name}{'-part' if only else ''}.png"  # of a part, beside that of the whole
+    draw(results, picture)
+    if page is not None:
+        about = describe(out / f"{name}.json", len(texts), sizes, knobs.left_out)
+        place = Path(os.path.relpath(picture, page.parent)).as_posix()
+        fill_section(page, name, as_markdown(results, about, place))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,258 @@
+"""What `methods.py` says of its rows: the table, the figure that counts, who is ahead of us where,
+the plot, and all of it as a section of a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frontier import summarise
+from rich.console import Console
+from rich.table import Table
+
+from svoo import MethodConfig
+
+OURS = ("svoo", "fast", "careful")
+PAPER = "paper"
+GOOD = 30.0  # dB
+DENSE = 0.99  # a density that is dense in all but name
+FIGURES = ("density", "psnr", "ssim", "attention_speed_up", "speed_up")
+COLUMNS = ("density", "work", "recall", "error", "PSNR", "least", "SSIM", "calls", "loop")
+
+Summary = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method as it is run: its name, the warm-up of all, and the density it was tuned to."""
+
+    method: str
+    config: MethodConfig
+    warm_up: float
+    density: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The name of the row."""
+        tuned = "" if self.density is None else f", density {self.density:g}"
+        return f"{self.method}, warm-up {self.warm_up:g}{tuned}"
+
+
+@dataclass(frozen=True)
+class Results:
+    """All settings of a run in their order, its rows (one for a setting and a prompt), and recall,
+    error and work by label."""
+
+    settings: Sequence[Setting]
+    rows: Sequence[Mapping[str, Any]]
+    fidelity: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Medians over prompts by label, and the least PSNR of any prompt."""
+        found = summarise([dict(row) for row in self.rows], FIGURES)
+        for label, figures in found.items():
+            figures["least"] = min(row["psnr"] for row in self._rows_of(label))
+        return found
+
+    def _rows_of(self, label: str) -> list[Mapping[str, Any]]:
+        return [row for row in self.rows if row["setting"] == label and "failed" not in row]
+
+    def failure(self, label: str) -> str | None:
+        """Return on how many prompts a setting failed, and how at first; None if it never did."""
+        own = [row for row in self.rows if row["setting"] == label]
+        failed = [row["failed"] for row in own if "failed" in row]
+        return f"failed on {len(failed)} of {len(own)} prompts: {failed[0]}" if failed else None
+
+
+def cells(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield the table's rows: the setting, then what COLUMNS names; a dash where nothing ran."""
+    summary = results.summary
+    for setting in results.settings:
+        label, failure = setting.label, results.failure(setting.label)
+        name = label if failure is None else f"{label} ({failure})"
+        found, seen = summary.get(label), results.fidelity.get(label, {})
+        if found is None:
+            yield name, *("-" for _ in COLUMNS)
+            continue
+        shares = found["density"], *(seen.get(part) for part in ("work", "recall", "error"))
+        yield (
+            name,
+            *("-" if share is None else f"{share:.3f}" for share in shares),
+            f"{found['psnr']:.1f}",
+            f"{found['least']:.1f}",
+            f"{found['ssim']:.4f}",
+            f"{found['attention_speed_up']:.2f}x",
+            f"{found['speed_up']:.2f}x",
+        )
+
+
+def print_table(results: Results) -> None:
+    """Print a row for every setting: shares of dense, PSNR in dB (median and worst prompt),
+    speed-ups of attention calls (planning included) and of the denoising loop."""
+    table = Table("setting")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for row in cells(results):
+        table.add_row(*row)
+    Console(width=150).print(table)
+
+
+def say_what_counts(results: Results, figure: str = "psnr") -> str:
+    """Return our speed-up over the best other method's, of the settings that reach 30 dB on every
+    prompt ("least") or in the median ("psnr"), leave something out and never failed."""
+    summary = results.summary
+    sparse = [
+        setting
+        for setting in results.settings
+        if setting.label in summary
+        and summary[setting.label]["density"] < DENSE
+        and results.failure(setting.label) is None
+    ]
+    good = [setting for setting in sparse if summary[setting.label][figure] >= GOOD]
+    good.sort(key=lambda setting: -summary[setting.label]["speed_up"])
+    where = "in the median" if figure == "psnr" else "on every prompt"
+    ours = next((setting for setting in good if setting.method in OURS), None)
+    other = next((setting for setting in good if setting.method not in (*OURS, PAPER)), None)
+    begin = f"At {GOOD:g} dB and more {where}"
+    if ours is None or other is None:
+        who = "none of ours" if ours is None else "no other method"
+        return f"{begin}: no ratio, because {who} reaches it."
+    fast, best = (summary[setting.label]["speed_up"] for setting in (ours, other))
+    return (
+        f"{begin}: {ours.label} {fast:.2f}x, the best other is {other.label} with {best:.2f}x: "
+        f"{fast / best:.2f} times its speed-up of the loop."
+    )
+
+
+def say_who_is_ahead(results: Results) -> list[str]:
+    """Return, for each warm-up and density, which settings no setting of ours there matches: none
+    of ours has as much PSNR and keeps as little (or is as fast)."""
+    summary = results.summary
+    kinds = dict.fromkeys((setting.warm_up, setting.density) for setting in results.settings)
+    lines = []
+    for warm_up, density in kinds:
+        here = [
+            setting
+            for setting in results.settings
+            if (setting.warm_up, setting.density) == (warm_up, density)
+            and summary.get(setting.label, {"density": 1.0})["density"] < DENSE
+        ]
+        ours = [summary[setting.label] for setting in here if setting.method in OURS]
+        kind = f"warm-up {warm_up:g}" + ("" if density is None else f", density {density:g}")
+        if not ours:
+            lines.append(f"{kind}: none of ours ran.")
+            continue
+        others = [setting for setting in here if setting.method not in OURS]
+        by_density = [
+            setting
+            for setting in others
+            if not any(_matches(own, summary[setting.label], "density", -1) for own in ours)
+        ]
+        by_speed = [
+            setting
+            for setting in others
+            if not any(_matches(own, summary[setting.label], "speed_up", 1) for own in ours)
+        ]
+        if density is not None:  # equal by the knob: only the picture is compared
+            top = max(own["psnr"] for own in ours)
+            by_density = [s for s in others if summary[s.label]["psnr"] > top]
+        where = "density" if density is None else "that density"
+        lines.append(
+            f"{kind}: not matched by ours in PSNR and {where}: {_names(by_density, summary)}; in "
+            f"PSNR and speed-up of the loop: {_names(by_speed, summary)}."
+        )
+    return lines
+
+
+def _matches(own: Mapping[str, float], other: Mapping[str, float], figure: str, sign: int) -> bool:
+    return own["psnr"] >= other["psnr"] and sign * own[figure] >= sign * other[figure]
+
+
+def _names(settings: Sequence[Setting], summary: Summary) -> str:
+    return (
+        ", ".join(
+            f"{setting.method} ({summary[setting.label]['psnr']:.1f} dB at "
+            f"{summary[setting.label]['density']:.3f}, {summary[setting.label]['speed_up']:.2f}x)"
+            for setting in settings
+        )
+        or "none"
+    )
+
+
+def draw(results: Results, path: Path) -> None:
+    """Draw PSNR against density and against speed-up; ours and paper mode stand out, and settings
+    without warm-up are hollow."""
+    from matplotlib.figure import Figure
+
+    summary = results.summary
+    figure = Figure(figsize=(11, 13), layout="constrained")
+    labels = {"density": "density of sparse calls", "speed_up": "speed-up of the denoising loop"}
+    for axes, (name, label) in zip(figure.subplots(2), labels.items(), strict=True):
+        for setting in results.settings:
+            if setting.label not in summary:
+                continue
+            found = summary[setting.label]
+            ours = setting.method in OURS
+            colour = "tab:red" if ours else "black" if setting.method == PAPER else "tab:blue"
+            place = found[name], found["psnr"]
+            face = colour if setting.warm_up else "none"
+            shape = "*" if ours else "D" if setting.method == PAPER else "o"
+            size = 80 if ours else 26
+            axes.scatter(*place, s=size, marker=shape, edgecolors=colour, facecolors=face)
+            text = (
+                "svoo, " + setting.method if ours and setting.method != "svoo" else setting.method
+            )
+            axes.annotate(
+                text, place, (5, 2), textcoords="offset points", fontsize=7, color=colour
+            )
+        axes.axhline(GOOD, color="grey", linewidth=0.8, linestyle=":")
+        axes.set(xlabel=label, ylabel="PSNR against dense, dB")
+        axes.grid(visible=True, alpha=0.3)
+    figure.suptitle("filled: with warm-up, hollow: no dense step", fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def as_markdown(results: Results, about: str, picture: str) -> str:
+    """Return the section of a page: what was run, the table, what counts, who is ahead, the
+    plot."""
+    head = ("setting", *COLUMNS)
+    rows = [head, ("---", *("---:" for _ in COLUMNS)), *cells(results)]
+    table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
+    counts = [f"**{say_what_counts(results)}** {say_what_counts(results, 'least')}"]
+    ahead = [f"- {line}" for line in say_who_is_ahead(results)]
+    plot = f"![PSNR against density and against speed-up]({picture})"
+    return "\n\n".join((about, table, *counts, "\n".join(ahead), plot))
+
+
+def describe(path: Path, prompts: int, sizes: Mapping[str, int], left_out: Sequence[str]) -> str:
+    """Return what a run was made on, from its JSON: machine, commit, sizes."""
+    machine = json.loads(path.read_text())["machine"]
+    size = f"{sizes['frames']} frames of {sizes['height']} x {sizes['width']}"
+    about = (
+        f"{size}, {sizes['steps']} steps, medians of {prompts} held-out prompts, the worst "
+        f'prompt\'s PSNR under "least"; {machine["threads"]} threads of {machine["processor"]} '
+        f"({machine['instructions']}), torch {machine['torch']}, commit {machine['commit']}, load "
+        f"{machine['load_before']:g} at the start. Recall, error and work are of the first prompt."
+    )
+    return f"{about} Left out: {'; '.join(left_out)}." if left_out else about
+
+
+def check_section(page: Path, name: str) -> tuple[str, str]:
+    """Return the page's markers of that name; end the program if it does not have both, once."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    text = page.read_text()
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise SystemExit(f"{page} has no section {begin} .. {end}")
+    return begin, end
+
+
+def fill_section(page: Path, name: str, text: str) -> None:
+    """Put a text between the page's markers of that name, instead of what was there."""
+    begin, end = check_section(page, name)
+    before, rest = page.read_text().split(begin)
+    page.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")

@@ -1,0 +1,94 @@
+"""What `benchmarks/methods.py` says of its rows; the runs themselves take hours."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from methods_table import (
+    Results,
+    Setting,
+    as_markdown,
+    cells,
+    draw,
+    fill_section,
+    say_what_counts,
+    say_who_is_ahead,
+)
+
+from svoo.methods.dense import DenseConfig
+
+
+def results(*figures: tuple[str, list[tuple[float, float, float]]]) -> Results:
+    """Rows of methods without warm-up: density, PSNR and speed-up of each prompt."""
+    settings = [Setting(name, DenseConfig(), 0.0) for name, _ in figures]
+    rows: list[dict[str, Any]] = [
+        {"setting": f"{name}, warm-up 0", "density": density, "psnr": psnr, "speed_up": speed_up}
+        | {"ssim": 0.9, "attention_speed_up": 2 * speed_up}
+        for name, prompts in figures
+        for density, psnr, speed_up in prompts
+    ]
+    return Results(settings, rows, {"svoo, warm-up 0": {"recall": 0.8, "error": 0.1, "work": 0.2}})
+
+
+OURS = ("svoo", [(0.05, 38.0, 4.0), (0.05, 29.0, 4.2), (0.05, 36.0, 4.1)])
+
+
+def test_the_table_has_medians_and_the_worst_prompt_and_says_what_failed() -> None:
+    found = results(OURS, ("sol", [(0.2, 31.0, 2.0)]), ("pisa", []))
+    failed = {"setting": "pisa, warm-up 0", "failed": "ValueError: no"}
+    late = {"setting": "sol, warm-up 0", "failed": "MemoryError: full"}
+    rows = list(cells(Results(found.settings, [*found.rows, failed, late], found.fidelity)))
+    assert rows[0] == (
+        "svoo, warm-up 0",
+        *("0.050", "0.200", "0.800", "0.100", "36.0", "29.0", "0.9000", "8.20x", "4.10x"),
+    )
+    assert rows[1][:3] == (
+        "sol, warm-up 0 (failed on 1 of 2 prompts: MemoryError: full)",
+        *("0.200", "-"),
+    )
+    assert rows[2][0].endswith("(failed on 1 of 1 prompts: ValueError: no)")
+    assert set(rows[2][1:]) == {"-"}
+
+
+def test_what_counts_is_the_ratio_to_the_best_other_of_30_db() -> None:
+    found = results(
+        OURS,
+        ("sol", [(0.2, 31.0, 2.0)]),
+        ("radial", [(1.0, 99.0, 9.0)]),  # dense in all but name
+        ("svg2", [(0.1, 29.9, 3.0)]),
+        ("paper", [(0.3, 33.0, 2.5)]),  # ours too, but no other method
+    )
+    assert "sol, warm-up 0 with 2.00x: 2.05 times" in say_what_counts(found)
+    assert "none of ours reaches it" in say_what_counts(found, "least")
+    failed = {"setting": "sol, warm-up 0", "failed": "ValueError: no"}
+    only = Results(found.settings, [*found.rows, failed], {})
+    assert "no other method reaches it" in say_what_counts(only)
+
+
+def test_who_is_not_matched_is_named() -> None:
+    found = results(
+        OURS,
+        ("sol", [(0.2, 37.0, 2.0)]),  # a better picture, from four times the pairs
+        ("svg2", [(0.01, 20.0, 5.0)]),  # a worse one, from fewer, faster
+        ("svg1", [(0.2, 30.0, 2.0)]),
+    )
+    (line,) = say_who_is_ahead(found)
+    by_density, by_speed = line.split("; ")
+    for said in (by_density, by_speed):
+        assert "sol (37.0 dB" in said and "svg2 (20.0 dB" in said and "svg1" not in said
+
+
+def test_a_section_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- x -->\nold\n<!-- end of x -->\nb\n")
+    picture = tmp_path / "x.png"
+    draw(results(OURS), picture)
+    assert picture.stat().st_size > 1000
+    for _ in range(2):
+        fill_section(page, "x", as_markdown(results(OURS), "about", "x.png"))
+    text = page.read_text()
+    assert text.startswith("a\n<!-- x -->\nabout\n\n| setting | density |")
+    assert text.endswith("(x.png)\n<!-- end of x -->\nb\n") and "old" not in text
+    assert text.count("| svoo, warm-up 0 | 0.050 |") == 1
+    with pytest.raises(SystemExit, match="has no section <!-- y -->"):
+        fill_section(page, "y", "")
