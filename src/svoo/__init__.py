@@ -72,8 +72,15 @@ def apply(
 ) -> Handle:
     """Make the video self-attention of a diffusers pipeline (or a bare transformer) sparse.
 
-    `method` is a `MethodConfig` or a name of `available_methods()`; see `svoo.plugin.apply`, which
-    imports diffusers only now.
+    `method` is a `MethodConfig` (one that you wrote, too), or a name of `available_methods()` with
+    its settings for the recognised model; "paper" and "release" are presets of SVOO. None: SVOO's
+    default mode for the recognised model, where videos too small to gain anything stay dense.
+
+    `profile` is a `Profile`, or the path of one. "auto": a stored profile of the model, or if
+    there is none the method measures for itself (default mode needs neither). None: no profile.
+
+    Applying again replaces what was applied before; `Handle.remove` restores the pipeline.
+    diffusers is imported only now.
     """
     from svoo.plugin.version import check_version
 
@@ -84,9 +91,12 @@ def apply(
 
 
 def parallelise(pipe: object, *, uneven: bool = False) -> None:
-    """Spread one video over all processes of `torch.distributed`, before or after `apply`.
+    """Spread one video over all processes of `torch.distributed` by Ulysses, before or after
+    `apply`.
 
-    See `svoo.plugin.parallel.parallelise`; diffusers is imported only now.
+    The same as diffusers' `enable_parallelism`, for all experts at once, with a plan where
+    diffusers has none (HunyuanVideo), and on the CPU too. `uneven`: the tokens need not divide by
+    the ranks. diffusers is imported only now.
     """
     from svoo.plugin.version import check_version
 
@@ -97,9 +107,13 @@ def parallelise(pipe: object, *, uneven: bool = False) -> None:
 
 
 def record_profile(pipe: object, inputs: Sequence[Any], **settings: Any) -> Profile:  # noqa: ANN401
-    """Measure what every head of a pipeline needs on some inputs.
+    """Run a pipeline densely on every input and return what its heads needed.
 
-    See `svoo.plugin.record.record_profile`; diffusers is imported only now.
+    `inputs` are prompts, or mappings of call arguments such as prompt and image. `settings`: those
+    of the measuring (`rows`, `every`, ...), `out` (a file that has what is done so far after every
+    input, so that the same request goes on after a crash), `restart` (begin anew where `out` holds
+    another request), `on_step(done, total)`; all others go to every call of the pipeline.
+    diffusers is imported only now.
     """
     from svoo.plugin.version import check_version
 

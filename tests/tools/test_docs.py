@@ -38,6 +38,13 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     assert set(svoo.__all__) - anchors == set()
 
 
+def test_the_logo_is_a_picture(site: Path) -> None:
+    """Not a link to one, which git may store as a file that holds a path."""
+    page = ROOT / "src" / "svoo" / "app" / "templates" / "favicon.svg"
+    assert (site / "favicon.svg").read_bytes() == page.read_bytes()
+    assert page.read_bytes().startswith(b"<svg")
+
+
 def test_a_dead_link_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("[gone](gone.md) and [lost](#lost)")

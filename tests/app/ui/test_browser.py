@@ -114,6 +114,13 @@ def test_a_video_is_made_and_played_one_cancelled_and_one_refused(
     assert "speed-up" in page.text("#stage .figures")
     page.find("#stage .map summary").click()
     until(lambda: page.script("return document.querySelector('.map img').naturalWidth > 0"))
+    page.find("#stage .settings summary").click()
+    left = "Array.from(document.querySelectorAll('.settings dl div'), row => row.offsetLeft)"
+    assert page.script(f"return new Set({left}).size") == 1  # one setting below the other
+    assert page.script("return document.documentElement.scrollWidth <= innerWidth")
+    playing = "[...document.querySelectorAll('video')]"
+    page.script(f"{playing}[0].pause(); {playing}[0].currentTime = 0.2")
+    until(lambda: page.script(f"return {playing}.every(v => v.paused && v.currentTime === 0.2)"))
     link = page.find("#stage .again").get_attribute("href")
 
     page.type(steps=100)

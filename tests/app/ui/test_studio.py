@@ -146,6 +146,14 @@ def test_why_a_small_video_stays_dense_is_told(shared: Studio, tmp_path: Path) -
     assert any("too few for sparse attention" in note for note in outcome.notes)
 
 
+def test_the_dense_video_beside_it_says_nothing_of_profiles(tmp_path: Path) -> None:
+    maker = Studio(load(), Request(prompt="", out=Path("unused")))
+    small = replace(SETTINGS, prompt=maker.facts.example, width=48, height=32, frames=5, steps=1)
+    outcome = make(maker, tmp_path, replace(small, method="svoo", dense=True))
+    assert not [note for note in outcome.notes if "profile" in note]
+    assert "error" in outcome.figures
+
+
 def test_facts_are_the_catalogues_or_the_pipelines_own(shared: Studio) -> None:
     own = shared.facts
     assert (own.width, own.height, own.frames, own.side_step) == (832, 480, 81, 1)

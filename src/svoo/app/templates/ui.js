@@ -143,6 +143,7 @@ function figures(run) {
   if (!f.seconds) return rows;
   rows.push(["denoising", seconds(f.seconds.denoising)], ["in all", seconds(f.seconds.total)]);
   rows.push(["density", f.density === null ? "1 (dense)" : f.density.toFixed(3)]);
+  if (f.error != null) rows.push(["error of attention", f.error.toFixed(3)]);
   if (f.tokens) rows.push(["video tokens", f.tokens.toLocaleString("en")]);
   const dense = f.against_dense;
   if (dense) {
@@ -159,6 +160,18 @@ function player(run, variant, caption) {
   text.textContent = caption;
   figure.append(text, video);
   return figure;
+}
+
+// What is done to one of two videos is done to the other, so that the same frames stand side by side.
+function keepTogether(videos) {
+  videos.forEach((video, at) => {
+    const other = videos[1 - at];
+    const follow = () => { if (Math.abs(other.currentTime - video.currentTime) > (video.paused ? .001 : .1)) other.currentTime = video.currentTime; };
+    video.onseeked = follow;
+    video.onratechange = () => { other.playbackRate = video.playbackRate; };
+    video.onpause = () => { other.pause(); follow(); };
+    video.onplay = () => { follow(); other.play().catch(() => {}); };
+  });
 }
 
 function show(id) {
@@ -212,6 +225,7 @@ function draw() {
   const players = [player(run, "video", run.figures.method ?? "video")];
   if (run.figures.against_dense) players.push(player(run, "dense", "dense, the same noise"));
   one(".videos", box).replaceChildren(...players);
+  if (players.length > 1) keepTogether(players.map(figure => one("video", figure)));
 }
 
 // ---- History
