@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 ASPECT = 16 / 9
-# Periods in heights. All patterns are regular and at least three codes wide on the smallest grid
-# that is trained on (12 rows): what a code cannot hold, a transformer on codes cannot learn.
-CHECKERS = 0.5  # two squares
-PLANK = 0.25
-COURSE, BRICK = 0.25, 0.5
+# Periods in heights. Patterns of floors and walls are whole numbers of codes wide on the grids of
+# 12 and 18 rows and begin at a whole or half period, so that their edges lie at few positions
+# inside a code. With any period and phase the edges did not become straight.
+CHECKERS = 2 / 3  # two squares
+PLANK = 1 / 3
+COURSE, BRICK = 1 / 3, 2 / 3
+BLADE = 2 / 9  # four codes of the large grid
 
 Phase = tuple[float, float, float]
 
@@ -27,9 +29,14 @@ def _soft_step(value: Tensor, width: float) -> Tensor:
     return torch.sigmoid(value / width)
 
 
+def _half(phase: float) -> float:
+    """Return 0 or a half."""
+    return 0.5 * (phase >= 0.5)
+
+
 def _checkered_floor(x: Tensor, y: Tensor, _time: Tensor, phase: Phase, pixel: float) -> Tensor:
-    wave_x = torch.sin(2 * math.pi * (x / CHECKERS + phase[0]))
-    wave_y = torch.sin(2 * math.pi * (y / CHECKERS + phase[1]))
+    wave_x = torch.sin(2 * math.pi * (x / CHECKERS + _half(phase[0])))
+    wave_y = torch.sin(2 * math.pi * (y / CHECKERS + _half(phase[1])))
     sharp = 2 * math.pi / CHECKERS * pixel
     square = torch.tanh(wave_x / sharp) * torch.tanh(wave_y / sharp)
     level = 0.46 + 0.16 * square
@@ -37,35 +44,31 @@ def _checkered_floor(x: Tensor, y: Tensor, _time: Tensor, phase: Phase, pixel: f
 
 
 def _wooden_floor(x: Tensor, y: Tensor, _time: Tensor, phase: Phase, pixel: float) -> Tensor:
-    plank = y / PLANK + phase[0]
+    plank = y / PLANK + _half(phase[0])
     row = plank.floor()
-    seam = _soft_step((plank - row - 0.5).abs() - 0.46, pixel * 4)
-    tone = 0.05 * torch.sin(row * 2.4 + phase[1] * 6)
-    grain = 0.04 * torch.sin(
-        2 * math.pi * (y * 12 + 0.5 * torch.sin(x * 5 + row * 1.7 + 6 * phase[2]))
-    )
+    seam = _soft_step((plank - row - 0.5).abs() - 0.455, pixel * 3)
+    tone = 0.06 * torch.sin(row * 2.4 + 2 * math.pi * _half(phase[1]))
+    grain = 0.03 * torch.sin(2 * math.pi * (y * 6 + 0.3 * torch.sin(x * 5 + row * 1.7)))
     level = 1.0 + tone + grain - 0.45 * seam
     return _colour(0.56, 0.42, 0.29) * level.unsqueeze(1)
 
 
 def _brick_wall(x: Tensor, y: Tensor, _time: Tensor, phase: Phase, pixel: float) -> Tensor:
-    course = y / COURSE + phase[0]
+    course = y / COURSE + _half(phase[0])
     row = course.floor()
-    brick = x / BRICK + phase[1] + 0.5 * (row % 2)
+    brick = x / BRICK + _half(phase[1]) + 0.5 * (row % 2)
     gap_y = (course - row - 0.5).abs() - 0.44
     gap_x = (brick - brick.floor() - 0.5).abs() - 0.47
     mortar = torch.maximum(
-        _soft_step(gap_y, pixel * 5).expand_as(gap_x), _soft_step(gap_x, pixel * 2.5)
+        _soft_step(gap_y, pixel * 3).expand_as(gap_x), _soft_step(gap_x, pixel * 1.5)
     )
     return torch.lerp(_colour(0.47, 0.29, 0.25), _colour(0.58, 0.56, 0.53), mortar.unsqueeze(1))
 
 
 def _grassy_field(x: Tensor, y: Tensor, time: Tensor, phase: Phase, _pixel: float) -> Tensor:
-    sway = 0.012 * torch.sin(2 * math.pi * (time + phase[2]))
-    lean = x + sway * (1 - y) * 4 + 0.02 * torch.sin(y * 16 + 6 * phase[0])
-    blades = torch.sin(2 * math.pi * (lean * 4 + phase[0])) * torch.sin(
-        2 * math.pi * (y * 2 + 0.5 * torch.sin(lean * 6 + 6 * phase[1]))
-    )
+    sway = 0.04 * torch.sin(2 * math.pi * (time + phase[2])) * (1 - y)
+    bend = 0.15 * torch.sin(2 * math.pi * y / BLADE / 2)
+    blades = torch.sin(2 * math.pi * ((x + sway) / BLADE + bend + _half(phase[0])))
     level = 0.86 + 0.17 * blades + 0.22 * y
     return _colour(0.34, 0.44, 0.27) * level.unsqueeze(1)
 
@@ -74,10 +77,10 @@ def _starry_sky(x: Tensor, y: Tensor, time: Tensor, phase: Phase, pixel: float) 
     sky = _colour(0.07, 0.07, 0.15) * (1.35 - 0.6 * y).unsqueeze(1)
     stars = random.Random(phase[0])
     glow = torch.zeros(1, 1, 1)
-    for _ in range(16):
+    for _ in range(12):
         star_x, star_y = stars.uniform(0, ASPECT), stars.uniform(0, 1)
-        size = max(stars.uniform(0.014, 0.022), 0.8 * pixel)
-        twinkle = 0.42 + 0.12 * torch.sin(2 * math.pi * (time + stars.random()))
+        size = max(stars.uniform(0.024, 0.034), 0.8 * pixel)
+        twinkle = 0.45 + 0.12 * torch.sin(2 * math.pi * (time + stars.random()))
         glow = glow + twinkle * torch.exp(-((x - star_x) ** 2 + (y - star_y) ** 2) / size**2)
     return sky + _colour(1.0, 0.98, 0.9) * glow.unsqueeze(1)
 

@@ -20,7 +20,7 @@ _SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token a word of the caption grammar, ended by `</s>` as UMT5's
     is; captions have no punctuation, so what a prompt has of it is left out."""
-    words = {word: place for place, word in enumerate((*_SPECIAL_TOKENS, *vocabulary()))}
+    words = {word: number for number, word in enumerate((*_SPECIAL_TOKENS, *vocabulary()))}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     no_punctuation = normalizers.Replace(Regex(r"[^\w\s]"), " ")
     tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), no_punctuation])

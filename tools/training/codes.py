@@ -141,7 +141,7 @@ class Pool:
         """Draw the scenes of a file."""
         first = number * self.supply.together
         chances = [
-            random.Random(f"{self.name} {first + place}") for place in range(self.supply.together)
+            random.Random(f"{self.name} {first + clip}") for clip in range(self.supply.together)
         ]
         last = CLIP_FRAMES - 1 if self.frames == 1 else 0
         return [Clip(draw_scene(chance), chance.randint(0, last)) for chance in chances]

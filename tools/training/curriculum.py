@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 CODE_FRAMES = 13  # of 49 frames
-SMALL, FULL = (12, 20), (18, 32)  # rows and columns of codes: 96 x 160 and 144 x 256 pixels
+# Rows and columns of codes: 80 x 144, 96 x 160 and 144 x 256 pixels. Most benchmarks use HALF.
+HALF, SMALL, FULL = (10, 18), (12, 20), (18, 32)
 
 
 @dataclass(frozen=True)
@@ -125,17 +126,41 @@ STAGES = (
         gates=(Gate(2_000, "motion", least=0.5),),
     ),
     Stage(
+        "full pictures",  # from here on with patterns that fit the codes
+        1_400,
+        (
+            Kind(FULL, 1, 8, 1.0),
+            Kind(HALF, 1, 12, 0.15),
+            Kind(HALF, 7, 3, 0.15),
+            Kind(FULL, 2, 4, 0.2),
+            Kind(FULL, 4, 2, 0.2),
+        ),
+        rate=2.5e-3,
+        averaging=0.995,
+        guides=LATER,
+        high=(0.25, 0.85),
+        measure_every=700,
+        measured=Kind(FULL, 1, 36, 1.0),
+        image_share=0.2,
+        gates=(Gate(700, "background", least=0.5),),
+    ),
+    Stage(
         "whole clips",
-        1_200,  # at 6 CPU seconds a step
-        (Kind(FULL, 1, 8, 1.0), Kind(FULL, 4, 2, 0.8), Kind(FULL, 13, 1, 1.0)),
+        1_600,
+        (
+            Kind(FULL, 1, 8, 1.0),
+            Kind(FULL, 4, 2, 0.6),
+            Kind(HALF, 13, 2, 0.3),
+            Kind(FULL, 13, 1, 1.0),
+        ),
         rate=2e-3,
         averaging=0.998,
         guides=LATER,
         high=(0.3, 0.9),
-        measure_every=500,
-        measured=Kind(FULL, 13, 12, 1.0),
+        measure_every=800,
+        measured=Kind(HALF, 13, 16, 1.0),
         image_share=0.2,
         fall=0.6,
-        gates=(Gate(1_000, "motion", least=0.5),),
+        gates=(Gate(800, "motion", least=0.5),),
     ),
 )

@@ -27,12 +27,12 @@ def held_out_scenes(motions: Iterable[str], count: int) -> list[Scene]:
     chance.shuffle(combinations)
     seen: Counter[str] = Counter()
     picked: list[tuple[str, str, str, str]] = []
-    for place in range(count):
-        motion = motions[place % len(motions)]
+    for number in range(count):
+        motion = motions[number % len(motions)]
         left = [entry for entry in combinations if entry[2] == motion and entry not in picked]
         picked.append(min(left, key=lambda entry: sum(seen[answer] for answer in entry)))
         seen.update(picked[-1])
-    return [ask_for(*answers, random.Random(place)) for place, answers in enumerate(picked)]
+    return [ask_for(*answers, random.Random(number)) for number, answers in enumerate(picked)]
 
 
 def two_thing_scenes(count: int) -> list[Scene]:

@@ -1,5 +1,5 @@
-"""Reads from the pixels of a clip what it shows: colours, shapes, motion and place, by plain image
-analysis."""
+"""Reads from the pixels of a clip what it shows: colours, shapes, motion and background, by plain
+image analysis."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def _normalise(mask: Tensor) -> Tensor:
     steps = torch.linspace(-1, 1, CELLS)
     y = 2 * (middle_y + reach * steps) / rows - 1
     x = 2 * (middle_x + reach * steps) / columns - 1
-    places = torch.stack(torch.broadcast_tensors(x.view(1, -1), y.view(-1, 1)), dim=-1)
-    return functional.grid_sample(mask[None, None], places[None], align_corners=False)[0, 0]
+    points = torch.stack(torch.broadcast_tensors(x.view(1, -1), y.view(-1, 1)), dim=-1)
+    return functional.grid_sample(mask[None, None], points[None], align_corners=False)[0, 0]
 
 
 def _overlap(one: Tensor, many: Tensor) -> Tensor:
@@ -190,17 +190,17 @@ def _read_standing(mask: Tensor, count: Tensor) -> str:
 
 def _corner_waves(frame: Tensor) -> Tensor:
     """Return how strongly, and at which angle, a mask `[rows, columns]` has 3, 4 and 5 corners."""
-    places = frame.nonzero().float()
-    rows, columns = (places - places.mean(dim=0)).T
+    points = frame.nonzero().float()
+    rows, columns = (points - points.mean(dim=0)).T
     distance, angle = torch.hypot(rows, columns), torch.atan2(rows, columns)
     far = (distance / distance.mean().clamp(min=1e-6)) ** 3
     return torch.stack([torch.polar(far, k * angle).sum() for k in CORNERS])
 
 
 def _read_background(clip: Tensor, mask: Tensor) -> str:
-    """Name the place whose colour and whose pattern are the nearest ones, both."""
+    """Name the background whose colour and whose pattern are the nearest ones, both."""
     found = background_features(clip, mask)
-    drawn = _places(clip.shape[2], clip.shape[3])
+    drawn = _drawn_backgrounds(clip.shape[2], clip.shape[3])
     by_colour = min(drawn, key=lambda name: float((found[0] - drawn[name][0]).norm()))
     by_pattern = max(drawn, key=lambda name: float(found[1] @ drawn[name][1]))
     return by_colour if by_colour == by_pattern else f"{by_pattern}, coloured as {by_colour}"
@@ -229,8 +229,8 @@ def background_features(clip: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def _places(rows: int, columns: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the mean features of each place at a size, from drawn pictures."""
+def _drawn_backgrounds(rows: int, columns: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the mean features of each background at a size, from drawn pictures."""
     found = {}
     for background in BACKGROUNDS:
         colours, patterns = [], []

@@ -61,13 +61,13 @@ class Scene:
 def is_held_out(colour: str, shape: str, motion: str, background: str) -> bool:
     """Whether a combination is kept from training as the only thing of a clip, to ask the model
     for what it has not seen so."""
-    places = (
+    numbers = (
         list(COLOURS).index(colour),
         3 * SHAPES.index(shape),
         7 * MOTIONS.index(motion),
         2 * list(BACKGROUNDS).index(background),
     )
-    return sum(places) % 10 == 0
+    return sum(numbers) % 10 == 0
 
 
 @dataclass(frozen=True)

@@ -55,11 +55,11 @@ def begin(transformer: WanTransformer3DModel) -> None:
         for head, offset in zip(range(heads), offsets, strict=True):
             for (first, dim), away in zip(_axes(size), offset, strict=True):
                 for frequency in range(2):
-                    place = head * size + first + 2 * frequency
+                    entry = head * size + first + 2 * frequency
                     angle = away * ROPE_BASE ** (-2 * frequency / dim)
-                    attention.to_k.bias[place] = WINDOW
-                    attention.to_q.bias[place] = WINDOW * math.cos(angle)
-                    attention.to_q.bias[place + 1] = -WINDOW * math.sin(angle)
+                    attention.to_k.bias[entry] = WINDOW
+                    attention.to_q.bias[entry] = WINDOW * math.cos(angle)
+                    attention.to_q.bias[entry + 1] = -WINDOW * math.sin(angle)
         block.scale_shift_table[:, 2] = GATE  # of self-attention
         block.scale_shift_table[:, 5] = GATE  # of the feed-forward part
 
@@ -82,9 +82,9 @@ def look_at_ends(transformer: WanTransformer3DModel) -> None:
     for block, head, end in ENDS:
         attention = transformer.blocks[block].attn1
         for frequency in range(max(turning) + 1):
-            place, value = head * size + 2 * frequency, END if frequency in turning else 0.0
-            attention.to_k.bias[place], attention.to_k.bias[place + 1] = value, 0.0
-            attention.to_q.bias[place], attention.to_q.bias[place + 1] = 0.0, end * value
+            entry, value = head * size + 2 * frequency, END if frequency in turning else 0.0
+            attention.to_k.bias[entry], attention.to_k.bias[entry + 1] = value, 0.0
+            attention.to_q.bias[entry], attention.to_q.bias[entry + 1] = 0.0, end * value
 
 
 def _heads(transformer: WanTransformer3DModel) -> tuple[int, int]:
