@@ -9,7 +9,7 @@ COMPANY := $(CURDIR)/$(VENV)/company
 # The packages that build the site and the wheel; `make demo` does without.
 RELEASE := $(VENV)/.release-ready
 
-.PHONY: help setup demo test test-gpu test-diffusers lint benchmark docs wheel test-comfyui figures clean
+.PHONY: help setup demo test test-gpu test-triton test-diffusers sanitize lint benchmark docs wheel test-comfyui figures clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -48,9 +48,16 @@ wheel: $(RELEASE) ## Build the wheel, install it into an empty environment and m
 test-gpu: setup ## Test and time the GPU kernels on this machine's CUDA device
 	@$(RUN) -m pytest -m gpu -n 0 -rs -W default
 
+test-triton: setup ## Compile and test the GPU kernels with the newest Triton, which torch does not take yet; no GPU needed
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(CURDIR)/$(VENV)/newest-triton triton
+	@PYTHONPATH=$(CURDIR)/$(VENV)/newest-triton $(RUN) -m pytest tests/kernels/triton tests/tools/test_kernel_report.py -k "not the_docs_show"
+
 test-diffusers: setup ## Run diffusers' own tests without svoo and with it (DIFFUSERS_TESTS=path/to/diffusers/tests)
 	@test -n "$(DIFFUSERS_TESTS)" || { echo "Set DIFFUSERS_TESTS to the folder tests of a checkout of diffusers." >&2; exit 2; }
 	@$(RUN) -m tools.diffusers_tests "$(DIFFUSERS_TESTS)"
+
+sanitize: setup ## Test the C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer (minutes; needs GCC; SANITIZE_TESTS=...)
+	@$(RUN) -m tools.sanitize $(SANITIZE_TESTS)
 
 test-comfyui: setup ## Run the node pack in a real ComfyUI (COMFYUI_PATH=path/to/ComfyUI, its environment in or beside it)
 	@test -n "$(COMFYUI_PATH)" || { echo "Set COMFYUI_PATH to a checkout of ComfyUI." >&2; exit 2; }
@@ -75,6 +82,7 @@ figures: setup ## Make every figure of README and docs again: about ten hours on
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --few
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144 --warm-up 0 --density 0.15 --density 0.3
+	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144 --warm-up 0 --prompts 2 --compensate mean
 	@$(RUN) benchmarks/attention.py --out docs/benchmarks
 	@$(RUN) benchmarks/clustering.py --out docs/benchmarks
 	@$(RUN) benchmarks/intercept.py --out docs/benchmarks

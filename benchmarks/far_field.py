@@ -1,9 +1,11 @@
 """The parts of a far-field call on the CPU, as shares of dense SDPA.
 
-    python benchmarks/far_field.py --out out/benchmarks           # 7,488 tokens, head size 32
+    python benchmarks/far_field.py --out out/benchmarks           # 7,488 tokens, 4 heads of 32
+    python benchmarks/far_field.py --size 64 --heads 2            # the same products, other heads
 
 Labels, sort and moments, centroid pass, selection, kept rows and terms; nothing is timed before
-the C++ forms agree with the torch ones.
+the C++ forms agree with the torch ones. Also the most memory that planning holds, of which V is
+the largest part.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Annotated
 
 import torch
 import typer
-from harness import Call, gate, interleave, save
+from harness import Call, allocated_memory, gate, interleave, save
 from rich.console import Console
 from rich.table import Table
 from synthetic import clustered_tokens
@@ -124,6 +126,7 @@ def main(
     """Time the parts of one call; keep the machine idle."""
     counts = query_clusters, key_clusters
     calls, plan = parts_of(tokens, size, heads, counts, tolerance)
+    held = allocated_memory(lambda: calls["plan, all of it"])
     seconds = interleave(calls, repeats)
     dense = seconds.pop("dense")
     assert isinstance(plan.terms, FarTerms)
@@ -137,8 +140,12 @@ def main(
     for name, taken in seconds.items():
         table.add_row(name, f"{100 * taken / dense:.2f}")
     Console().print(table)
+    values = plan.terms.value.nbytes
+    print(f"planning holds {held / 1e6:.1f} MB at most, of which V is {values / 1e6:.1f} MB")
     rows = [{"part": name, "share": taken / dense} for name, taken in seconds.items()]
-    path = save(out, "far_field", rows, density=density, middle=middle, dense_seconds=dense)
+    memory = {"planning_bytes": held, "value_bytes": values}
+    figures = {"density": density, "middle": middle, "dense_seconds": dense, **memory}
+    path = save(out, "far_field_parts", rows, **figures)
     print(f"{path} written")
 
 

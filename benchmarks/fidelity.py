@@ -14,13 +14,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import svoo
+from svoo.catalogue import find_model
 from svoo.core.quality import output_error, recall
 from svoo.core.random import seeded
 from svoo.core.terms import FarTerms, MeanTerms
 from svoo.methods.svoo.labels import cluster_counts
+from svoo.methods.warm_up import warm_up
 from svoo.session.finish import correct_video, finish_plan
 
-LAYERS = (1, 3, 5)  # of six
+_COUNT = find_model("mini").layers
+LAYERS = tuple(dict.fromkeys(_COUNT * part // 6 for part in (1, 3, 5)))  # early, middle, late
 ROWS = 256  # that recall is measured on, where there are as many
 
 Figures = dict[str, float]
@@ -39,7 +42,7 @@ class Fidelity:
     def look(
         self, run: svoo.Run, call: svoo.Call, query: Tensor, key: Tensor, value: Tensor
     ) -> None:
-        """Run one call by all methods; what is dense, as in a warm-up, does not count."""
+        """Run one call by all methods; the warm-up does not count."""
         tokens = query, key, value
         exact: Tensor | None = None
         for name, config in self.tried.items():
@@ -63,14 +66,15 @@ class Fidelity:
         tokens: tuple[Tensor, Tensor, Tensor],
         exact: Tensor | None,
     ) -> tuple[Figures | None, Tensor | None]:
-        """Return the figures of a call, None if the method leaves it dense, and the exact output
-        once it is known."""
+        """Return the figures of a call, None in the warm-up, and the exact output once it is
+        known. Another call that the method leaves dense keeps all, and costs all."""
         if name not in self._methods:
             self._methods[name] = config.start(run)
         counted: defaultdict[str, float] = defaultdict(float)
         decision = plan_call(self._methods[name], call, *tokens, counted=counted)
         if isinstance(decision, svoo.Dense):
-            return None, exact
+            warm = warm_up(config, run.steps, call) is not None
+            return None if warm else {"recall": 1.0, "error": 0.0, "work": 1.0}, exact
         if exact is None:
             exact = scaled_dot_product_attention(*tokens, scale=call.scale)
         figures = run_decision(tokens, call, config, decision, exact)
@@ -80,7 +84,7 @@ class Fidelity:
         return figures, exact
 
     def figures(self) -> dict[str, Figures]:
-        """Return the means over sparse calls of each method; nothing where there was none."""
+        """Return the means over the calls of each method; nothing where there was none."""
         return {
             name: {figure: mean(call[figure] for call in calls) for figure in calls[0]}
             if calls

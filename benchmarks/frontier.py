@@ -18,7 +18,7 @@ from statistics import correlation, median
 from typing import Annotated, Any
 
 import typer
-from harness import limit_instructions, save
+from harness import fingerprint, limit_instructions, save
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -31,6 +31,7 @@ from svoo.plugin.trial import Trial, run_trial, warm_up
 from svoo.studies.run import LOOKED_AT, PROMPTS
 
 _STALE = 8  # sparse runs after which dense is timed again
+_ENOUGH = 3  # runs that have an order
 FIGURES = ("speed_up", "attention_speed_up", "density", "psnr", "ssim")
 
 
@@ -49,6 +50,7 @@ def settings() -> dict[str, SVOOConfig]:
         "no groups": {"groups": 0},
         "first layer dense": {"dense_layers": 1},
         "first step dense": {"dense_steps": 1},
+        "127 query clusters": {"query_clusters": 127},
     }
     for fineness in (2.0, 2.5, 5.0):
         changes[f"fineness {fineness:g}"] = {"fineness": fineness}
@@ -76,6 +78,8 @@ def figures_of(trial: Trial, dense: Trial) -> dict[str, Any]:
         "recall": trial.recall,
         "error": trial.stats.error,
         "work": trial.stats.work,
+        "sparse_calls": trial.stats.sparse_calls,
+        "dense_calls": trial.stats.dense_calls,
         "denoising": trial.denoising,
         "dense_denoising": dense.denoising,
         **{f"seconds_{phase}": value for phase, value in trial.stats.seconds.items()},
@@ -121,6 +125,7 @@ def main(
         "steps": steps,
         "height": height,
         "width": width,
+        "weights": fingerprint(load()),
     }
     if instructions is not None:
         sizes["instructions"] = instructions
@@ -146,11 +151,15 @@ def run_settings(
 ) -> list[dict[str, Any]]:
     """Run every setting on every prompt, dense first, and return the rows; those that the JSON
     has already are not run again, but those that failed are. `sizes`: frames, steps, height,
-    width, and the instructions that both sides are limited to, if they are."""
+    width, the fingerprint of the weights (rows of others are dropped), and the instructions that
+    both sides are limited to, if they are."""
     pipe, model = load(), find_model("mini")
     pipe.set_progress_bar_config(disable=True)
     path = out / f"{name}.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    found: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = [row for row in found if row.get("weights") == sizes.get("weights")]
+    if len(rows) < len(found):
+        print(f"{len(found) - len(rows)} rows of {path} are of other weights: measured again")
     warm = False
     with Progress() as bar:
         task = bar.add_task("running", total=len(texts) * (len(tried) + 1))
@@ -174,7 +183,7 @@ def run_settings(
                 warm_up(pipe, call)
                 warm = True
             dense = run_trial(pipe, "dense", None, call=call)
-            bar.advance(task)
+            bar.advance(task, 1 + len(done))
             for number, key in enumerate(missing, start=1):
                 if number % _STALE == 0:  # the machine may have changed its pace
                     dense = run_trial(pipe, "dense", None, call=call)
@@ -189,6 +198,11 @@ def run_settings(
                 save(out, name, rows)
                 bar.advance(task)
     return rows
+
+
+def count_runs(settings: int, prompts: int) -> int:
+    """Return how many videos `run_settings` makes, the dense ones among them too."""
+    return prompts * (settings + 1 + settings // _STALE)
 
 
 def describe_failure(error: Exception) -> str:
@@ -249,14 +263,33 @@ def print_table(summary: dict[str, dict[str, float]]) -> None:
 def print_prediction(rows: list[dict[str, Any]]) -> None:
     """Print how well the error that a run measures by itself ranks the PSNR that only a dense run
     can tell."""
-    known = [row for row in rows if row.get("error")]
-    if len(known) < 3:
+    known = [row for row in rows if row.get("error") and "psnr" in row]
+    if len(known) < _ENOUGH:
         return
-    ranks = [_ranks([row[figure] for row in known]) for figure in ("error", "psnr")]
-    Console().print(
-        f"stats().error against PSNR over {len(known)} runs: Spearman "
-        f"{correlation(ranks[0], ranks[1]):.2f} (-1: it tells the order)"
+    words = (
+        f"over {len(known)} runs: Spearman {rank_correlation(known):.2f} (-1: it tells the order)"
     )
+    for name, others in (("prompt", "settings"), ("setting", "prompts")):
+        found = correlations_within(known, name)
+        if found:
+            words += f"; over the {others} of one {name} {median(found):.2f} (median)"
+    Console().print(f"stats().error against PSNR {words}")
+
+
+def correlations_within(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
+    """Return the rank correlation of the rows of each prompt, or setting, that has enough."""
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        alike.setdefault(row[name], []).append(row)
+    return [rank_correlation(group) for group in alike.values() if len(group) >= _ENOUGH]
+
+
+def rank_correlation(rows: Sequence[dict[str, Any]]) -> float:
+    """Return Spearman's correlation of error and PSNR; 0 where either is the same in all rows."""
+    ranks = [_ranks([row[figure] for row in rows]) for figure in ("error", "psnr")]
+    if any(len(set(own)) == 1 for own in ranks):
+        return 0.0
+    return correlation(ranks[0], ranks[1])
 
 
 def _ranks(numbers: Sequence[float]) -> list[float]:
@@ -272,9 +305,9 @@ def draw(summary: dict[str, dict[str, float]], path: Path) -> None:
     labels = {"psnr": "PSNR against dense, dB", "density": "density of sparse calls"}
     for axes, (name, label) in zip(figure.subplots(2, sharex=True), labels.items(), strict=True):
         for setting, found in summary.items():
-            place = found["speed_up"], found[name]
-            axes.scatter(*place, s=18)
-            axes.annotate(setting, place, (4, 2), textcoords="offset points", fontsize=7)
+            point = found["speed_up"], found[name]
+            axes.scatter(*point, s=18)
+            axes.annotate(setting, point, (4, 2), textcoords="offset points", fontsize=7)
         axes.set(ylabel=label)
         axes.grid(visible=True, alpha=0.3)
     axes.set(xlabel="speed-up of the denoising loop")

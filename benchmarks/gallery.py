@@ -16,11 +16,13 @@ from torch import Tensor
 
 import svoo
 from svoo.app.gallery import Picture, Sight, draw_maps, draw_panel, one_head
+from svoo.catalogue import find_model
 from svoo.core.validate import default_scale
 from svoo.methods import find_method
 from svoo.mini import load
 
 COLUMNS = 7
+MODEL = find_model("mini")
 
 
 def draw_gallery(shown: dict[str, Picture], path: Path) -> None:
@@ -41,10 +43,10 @@ def draw_gallery(shown: dict[str, Picture], path: Path) -> None:
 def main(
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("out/benchmarks"),
     *,
-    layer: int = 2,
-    head: int = 1,
-    step: int = 5,
-    steps: int = 10,
+    layer: Annotated[int, typer.Option(min=0, max=MODEL.layers - 1, help="From 0.")] = 2,
+    head: Annotated[int, typer.Option(min=0, max=MODEL.heads - 1, help="From 0.")] = 1,
+    step: Annotated[int, typer.Option(min=0, help="From 0.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Denoising steps of the run.")] = 10,
 ) -> None:
     """Draw what all methods keep of one head at one step, each after the steps before it."""
     pipe = load()

@@ -18,7 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from svoo.catalogue import find_model
 from svoo.plugin.machine import describe_commit, describe_machine
+from svoo.plugin.provenance import hash_components, hash_settings
+from svoo.profiles.find import find_profile
 from svoo.storage import write_atomically
 
 Call = Callable[[], object]
@@ -132,6 +135,15 @@ BEFORE = {"load_before": round(os.getloadavg()[0], 2), "commit": describe_commit
 def machine() -> dict[str, Any]:
     """Return what the figures depend on."""
     return {**describe_machine(), **BEFORE}
+
+
+def fingerprint(pipe: Any) -> str:  # noqa: ANN401 (any pipeline class)
+    """Return a short name of the embedded model's weights and of its stored profile: rows that
+    were measured with others are not those of a run."""
+    model = find_model("mini")
+    stored = find_profile(model, model.layers, model.heads)
+    profile = None if stored is None else [stored.density, stored.sigma, stored.masses]
+    return hash_settings([hash_components(pipe), profile])
 
 
 def save(out: Path, name: str, rows: list[dict[str, Any]], **more: object) -> Path:

@@ -43,8 +43,8 @@ def main(
     overhead = row["taken"] / row["plain"] - 1
     console = Console()
     console.print(
-        f"4,032 tokens, 6 layers: plain {row['plain']:.3f} s, intercepted {row['taken']:.3f} s, "
-        f"overhead {overhead:.1%}"
+        f"4,032 tokens, {plain.config.num_layers} layers: plain {row['plain']:.3f} s, "
+        f"intercepted {row['taken']:.3f} s, overhead {overhead:.1%}"
     )
     path = save(out, "intercept", [{"tokens": 4032, **row, "overhead": overhead}])
     console.print(f"{path} written")

@@ -3,6 +3,7 @@
     python benchmarks/methods.py --height 80 --width 144    # all methods at 2,340 tokens
     python benchmarks/methods.py --few                      # the strongest at 7,488 tokens
     python benchmarks/methods.py --height 80 --width 144 --warm-up 0 --density 0.15 --density 0.3
+    python benchmarks/methods.py --height 80 --width 144 --warm-up 0 --prompts 2 --compensate mean
 
 Each method runs through the same backend with its own published settings, once with the paper's
 warm-up for all (a fifth of the steps dense) and once without any; with `--density` those that have
@@ -10,7 +11,9 @@ a knob at equal density, the knob turned by bisection on a few recorded calls. S
 runs that measure nothing else; recall, output error and work (kept pairs, terms and the products
 of planning, as a share of dense) from a pass of their own over a dense video. A method that fails
 on a prompt is a row that says so. Keep the machine idle; what is done is kept in the JSON, and the
-same command goes on from there, and tries again what failed.
+same command goes on from there, and tries again what failed. Prompt comes after prompt, so a run
+that was stopped can be read with fewer `--prompts`; the table says how many there were. Rows of
+other weights, or of another profile, are not taken for rows of a run.
 
 `--page docs/methods.md` (with `--out docs/benchmarks`) puts the table, the figure that counts and
 the plot into the page's section of that run; when all is done already it does nothing else.
@@ -23,14 +26,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from fidelity import LAYERS, measure_fidelity
-from frontier import describe_failure, held_out_prompts, run_settings, wanted_rows
-from harness import save
+from frontier import count_runs, describe_failure, held_out_prompts, run_settings, wanted_rows
+from harness import fingerprint, save
 from looking import LookConfig, look_at_video, plan_call
 from methods_table import (
+    NEAR,
     OURS,
     PAPER,
     Results,
@@ -49,6 +53,7 @@ from torch import Tensor
 
 import svoo
 from svoo import MethodConfig, SVOOConfig, available_methods
+from svoo.catalogue import find_model
 from svoo.methods import find_method
 from svoo.methods.knobs import Knob, tune
 from svoo.mini import load
@@ -80,7 +85,7 @@ class Recorded:
     """A few calls of a dense video, to measure densities on."""
 
     def __init__(self, pipe: Any, sizes: Mapping[str, int]) -> None:  # noqa: ANN401
-        """Record them at a quarter and three quarters of the run."""
+        """Record those of all layers at a quarter and three quarters of the run."""
         steps = sizes["num_inference_steps"]
         self._calls: list[tuple[svoo.Run, svoo.Call, Tensor, Tensor, Tensor]] = []
         wanted = {steps // 4, steps * 3 // 4}
@@ -90,7 +95,7 @@ class Recorded:
                 query, key, value = (side.clone() for side in tokens)
                 self._calls.append((run, call, query, key, value))
 
-        config = LookConfig(look=look, layers=LAYERS[:2])
+        config = LookConfig(look=look, layers=range(find_model("mini").layers))
         look_at_video(pipe, config, sizes, last_step=max(wanted))
 
     def density(self, config: MethodConfig) -> float:
@@ -112,9 +117,9 @@ class Recorded:
 class Knobs:
     """The value of each method's knob for a density, kept in a JSON of their own."""
 
-    def __init__(self, out: Path, name: str, sizes: Mapping[str, int]) -> None:
+    def __init__(self, out: Path, name: str, sizes: Mapping[str, int], weights: str) -> None:
         """Begin with what the JSON has."""
-        self.out, self.name, self.sizes = out, name, dict(sizes)
+        self.out, self.name, self.sizes, self.weights = out, name, dict(sizes), weights
         path = out / f"{name}.json"
         self.rows: list[dict[str, Any]] = (
             json.loads(path.read_text())["rows"] if path.exists() else []
@@ -141,7 +146,7 @@ class Knobs:
                     if "failed" in row:
                         said = f"{name} at {density:g} ({row['failed']})"
                         self.left_out.append(said)
-                    elif abs(row["kept"] - density) <= 0.1 * density:
+                    elif abs(row["kept"] - density) <= NEAR * density:
                         change: dict[str, Any] = {knob.setting: row["value"]}
                         found[density][name] = replace(config, **change)
                         said = f"{name}: {knob.setting} {row['value']:.4g} keeps {row['kept']:.3f}"
@@ -154,6 +159,7 @@ class Knobs:
     def _row(self, name: str, config: MethodConfig, knob: Knob, density: float) -> dict[str, Any]:
         """Return the knob's value and what it keeps, or why there is none."""
         facts = {"method": name, "density": density, **self.sizes, "setting": knob.setting}
+        facts["weights"] = self.weights
         facts["config"] = json.loads(json.dumps(config.as_dict()))
         for row in self.rows:
             if all(row.get(key) == value for key, value in facts.items()):
@@ -176,8 +182,18 @@ def all_settings(
     tried: Mapping[str, MethodConfig],
     tuned: Mapping[float, Mapping[str, MethodConfig]],
     warm_ups: Sequence[float],
+    terms: Literal["mean", "far"] | None = None,
 ) -> list[Setting]:
-    """Return every setting with one warm-up for all (dense layers: none, as there are six)."""
+    """Return every setting with one warm-up for all (dense layers: none, as there are few). With
+    `terms` those that drop what they leave out get such terms; the others are left out, but for
+    ours."""
+    if terms is not None:
+        dropping = {name: config for name, config in tried.items() if not config.compensate}
+        with_terms = {n: replace(config, compensate=terms) for n, config in dropping.items()}
+        own = all_settings({n: c for n, c in tried.items() if n == "svoo"}, {}, warm_ups)
+        return own + [
+            replace(setting, terms=terms) for setting in all_settings(with_terms, {}, warm_ups)
+        ]
     densities: dict[float | None, Mapping[str, MethodConfig]] = {}
     densities.update(tuned.items())
     densities = densities or {None: tried}
@@ -190,14 +206,13 @@ def all_settings(
 
 
 def add_fidelity(
-    settings: Sequence[Setting], sizes: Mapping[str, int], prompt: str, out: Path, name: str
+    settings: Sequence[Setting], sizes: Mapping[str, int], about_run: Mapping[str, str], path: Path
 ) -> dict[str, dict[str, float]]:
     """Return recall, output error and work of every setting, by label; what the JSON has is not
-    measured again."""
-    path = out / f"{name}.json"
+    measured again. `about_run`: the prompt and the weights."""
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
     about = {
-        setting.label: {"setting": setting.label, "prompt": prompt, **sizes}
+        setting.label: {"setting": setting.label, **about_run, **sizes}
         | {"config": json.loads(json.dumps(setting.config.as_dict()))}
         for setting in settings
     }
@@ -211,9 +226,11 @@ def add_fidelity(
         with Progress() as bar:
             calls = sizes["num_inference_steps"] * len(LAYERS)
             task = bar.add_task("recall and errors", total=calls)
-            found = measure_fidelity(pipe, missing, sizes, prompt, lambda: bar.advance(task))
+            found = measure_fidelity(
+                pipe, missing, sizes, about_run["prompt"], lambda: bar.advance(task)
+            )
         rows += [{**about[label], **figures} for label, figures in found.items()]
-        save(out, name, rows)
+        save(path.parent, path.stem, rows)
     return {label: _find(rows, facts) or {} for label, facts in about.items()}
 
 
@@ -240,6 +257,10 @@ def main(
         typer.Option(help="Methods with a knob, tuned to this; may be repeated."),
     ] = None,
     only: Annotated[list[str] | None, typer.Option(help="A method; may be repeated.")] = None,
+    compensate: Annotated[
+        str | None,
+        typer.Option(help="mean or far: the same terms for whatever a method drops of itself."),
+    ] = None,
     few: Annotated[bool, typer.Option("--few", help=f"Only {', '.join(FEW)}.")] = False,
     steps: Annotated[int, typer.Option(min=1, help="Denoising steps of a run.")] = 20,
     frames: Annotated[int, typer.Option(help="Frames of the video.")] = 49,
@@ -259,21 +280,34 @@ def main(
     for share in (*(warm_up or ()), *(density or ())):
         if not 0 <= share <= 1:
             raise SystemExit(f"--warm-up and --density are fractions from 0 to 1, got {share:g}")
+    if compensate not in (None, "mean", "far") or (compensate and density):
+        raise SystemExit(
+            f"--compensate must be mean or far, and goes without --density; got {compensate}"
+        )
+    terms = cast(Literal["mean", "far"] | None, compensate)
     chosen = only or (FEW if few else list(known))
     tried = {name: config for name, config in known.items() if name in chosen}
     call = {"num_frames": frames, "num_inference_steps": steps, "height": height, "width": width}
     name = f"methods-{height}x{width}" + ("-equal" if density else "")
+    name += "" if terms is None else f"-{terms}"
     if page is not None:
         check_section(page, name)  # before hours of work
-    knobs = Knobs(out, f"{name}-knobs", call)
+    weights = fingerprint(load())
+    knobs = Knobs(out, f"{name}-knobs", call, weights)
     tuned = knobs.tune_all(tried, density) if density else {}
-    settings = all_settings(tried, tuned, [0.2, 0.0] if warm_up is None else warm_up)
+    settings = all_settings(tried, tuned, [0.2, 0.0] if warm_up is None else warm_up, terms)
     configs = {setting.label: setting.config for setting in settings}
+    runs = count_runs(len(settings), prompts)
+    print(f"{len(settings)} settings, {prompts} prompts: {runs} videos, what is done included")
     skipped = len(read_prompts(LOOKED_AT))  # our tolerance was chosen with these in sight
     texts = held_out_prompts(skipped + prompts)[skipped:]
-    sizes = {"frames": frames, "steps": steps, "height": height, "width": width}
+    sizes: dict[str, int | str] = {
+        "frames": frames, "steps": steps, "height": height, "width": width, "weights": weights
+    }  # fmt: skip
     rows = wanted_rows(run_settings(configs, texts, out, name, sizes), configs, texts, sizes)
-    fidelity = add_fidelity(settings, call, texts[0], out, f"{name}-fidelity")
+    fidelity = add_fidelity(
+        settings, call, {"prompt": texts[0], "weights": weights}, out / f"{name}-fidelity.json"
+    )
     results = Results(settings, rows, fidelity)
     print_table(results)
     for line in (*(say_what_counts(results, by) for by in ("psnr", "least")),

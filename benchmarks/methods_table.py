@@ -14,10 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from svoo import MethodConfig
+from svoo.methods.warm_up import fraction_of
 
 OURS = ("svoo", "fast", "careful")
 PAPER = "paper"
 GOOD = 30.0  # dB
+NEAR = 0.1  # of a density asked for
 DENSE = 0.99  # a density that is dense in all but name
 FIGURES = ("density", "psnr", "ssim", "attention_speed_up", "speed_up")
 COLUMNS = ("density", "work", "recall", "error", "PSNR", "least", "SSIM", "calls", "loop")
@@ -27,18 +29,21 @@ Summary = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Setting:
-    """A method as it is run: its name, the warm-up of all, and the density it was tuned to."""
+    """A method as it is run: its name, the warm-up of all, the density it was tuned to, and what
+    was put for the blocks that it drops of itself."""
 
     method: str
     config: MethodConfig
     warm_up: float
     density: float | None = None
+    terms: str = ""
 
     @property
     def label(self) -> str:
         """The name of the row."""
         tuned = "" if self.density is None else f", density {self.density:g}"
-        return f"{self.method}, warm-up {self.warm_up:g}{tuned}"
+        with_terms = f" with {self.terms} terms" if self.terms else ""
+        return f"{self.method}{with_terms}, warm-up {self.warm_up:g}{tuned}"
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,16 @@ class Results:
 
     @property
     def summary(self) -> dict[str, dict[str, float]]:
-        """Medians over prompts by label, and the least PSNR of any prompt."""
-        found = summarise([dict(row) for row in self.rows], FIGURES)
+        """Medians over prompts by label, and the least PSNR of any prompt. Density and
+        speed-up of calls are those of all calls after the warm-up, where a call that the method
+        leaves dense counts as 1."""
+        warm_ups = {setting.label: setting.warm_up for setting in self.settings}
+        rows = [
+            row | figures_after(row, warm_ups[row["setting"]])
+            for row in map(dict, self.rows)
+            if "failed" not in row
+        ]
+        found = summarise(rows, FIGURES)
         for label, figures in found.items():
             figures["least"] = min(row["psnr"] for row in self._rows_of(label))
         return found
@@ -66,6 +79,18 @@ class Results:
         own = [row for row in self.rows if row["setting"] == label]
         failed = [row["failed"] for row in own if "failed" in row]
         return f"failed on {len(failed)} of {len(own)} prompts: {failed[0]}" if failed else None
+
+
+def figures_after(row: Mapping[str, Any], warm_up: float) -> dict[str, float]:
+    """Return density and speed-up of a run's calls after the warm-up, the dense ones among them
+    too."""
+    every = row["sparse_calls"] + row["dense_calls"]
+    later = every * (row["steps"] - fraction_of(row["steps"], warm_up)) / row["steps"]
+    dense = 1 - row["sparse_calls"] / later if later > 0 else 1.0
+    return {
+        "density": row["density"] * (1 - dense) + dense,
+        "attention_speed_up": 1 / ((1 - dense) / row["attention_speed_up"] + dense),
+    }
 
 
 def cells(results: Results) -> Iterator[tuple[str, ...]]:
@@ -144,7 +169,7 @@ def say_who_is_ahead(results: Results) -> list[str]:
         ours = [summary[setting.label] for setting in here if setting.method in OURS]
         kind = f"warm-up {warm_up:g}" + ("" if density is None else f", density {density:g}")
         if not ours:
-            lines.append(f"{kind}: none of ours ran.")
+            lines.append(f"{kind}: none of ours ran sparse.")
             continue
         others = [setting for setting in here if setting.method not in OURS]
         by_density = [
@@ -165,7 +190,14 @@ def say_who_is_ahead(results: Results) -> list[str]:
             f"{kind}: not matched by ours in PSNR and {where}: {_names(by_density, summary)}; in "
             f"PSNR and speed-up of the loop: {_names(by_speed, summary)}."
         )
+        if density is not None:  # the knob was turned on recorded calls, not on these prompts
+            off = [s for s in here if not _is_near(summary[s.label]["density"], density)]
+            lines[-1] += f" Off by more than a tenth in these runs: {_names(off, summary)}."
     return lines
+
+
+def _is_near(found: float, density: float) -> bool:
+    return abs(found - density) <= NEAR * density
 
 
 def _matches(own: Mapping[str, float], other: Mapping[str, float], figure: str, sign: int) -> bool:
@@ -185,34 +217,37 @@ def _names(settings: Sequence[Setting], summary: Summary) -> str:
 
 def draw(results: Results, path: Path) -> None:
     """Draw PSNR against density and against speed-up; ours and paper mode stand out, and settings
-    without warm-up are hollow."""
+    without warm-up are hollow. What is dense in all but name is named, not drawn: its PSNR would
+    press all others together."""
     from matplotlib.figure import Figure
 
     summary = results.summary
+    dense = [label for label, found in summary.items() if found["density"] >= DENSE]
     figure = Figure(figsize=(11, 13), layout="constrained")
-    labels = {"density": "density of sparse calls", "speed_up": "speed-up of the denoising loop"}
+    labels = {"density": "density after the warm-up", "speed_up": "speed-up of the denoising loop"}
     for axes, (name, label) in zip(figure.subplots(2), labels.items(), strict=True):
         for setting in results.settings:
-            if setting.label not in summary:
+            if setting.label not in summary or setting.label in dense:
                 continue
             found = summary[setting.label]
             ours = setting.method in OURS
             colour = "tab:red" if ours else "black" if setting.method == PAPER else "tab:blue"
-            place = found[name], found["psnr"]
+            point = found[name], found["psnr"]
             face = colour if setting.warm_up else "none"
             shape = "*" if ours else "D" if setting.method == PAPER else "o"
             size = 80 if ours else 26
-            axes.scatter(*place, s=size, marker=shape, edgecolors=colour, facecolors=face)
+            axes.scatter(*point, s=size, marker=shape, edgecolors=colour, facecolors=face)
             text = (
                 "svoo, " + setting.method if ours and setting.method != "svoo" else setting.method
-            )
+            ) + (f" + {setting.terms}" if setting.terms else "")
             axes.annotate(
-                text, place, (5, 2), textcoords="offset points", fontsize=7, color=colour
+                text, point, (5, 2), textcoords="offset points", fontsize=7, color=colour
             )
         axes.axhline(GOOD, color="grey", linewidth=0.8, linestyle=":")
         axes.set(xlabel=label, ylabel="PSNR against dense, dB")
         axes.grid(visible=True, alpha=0.3)
-    figure.suptitle("filled: with warm-up, hollow: no dense step", fontsize=9)
+    left_out = f"; dense in all but name, not drawn: {'; '.join(dense)}" if dense else ""
+    figure.suptitle(f"filled: with warm-up, hollow: no dense step{left_out}", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
@@ -229,7 +264,9 @@ def as_markdown(results: Results, about: str, picture: str) -> str:
     return "\n\n".join((about, table, *counts, "\n".join(ahead), plot))
 
 
-def describe(path: Path, prompts: int, sizes: Mapping[str, int], left_out: Sequence[str]) -> str:
+def describe(
+    path: Path, prompts: int, sizes: Mapping[str, int | str], left_out: Sequence[str]
+) -> str:
     """Return what a run was made on, from its JSON: machine, commit, sizes."""
     machine = json.loads(path.read_text())["machine"]
     size = f"{sizes['frames']} frames of {sizes['height']} x {sizes['width']}"

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import svoo
+from svoo.catalogue import find_model
 from svoo.methods import find_method
 from svoo.mini import load
 
@@ -99,7 +100,9 @@ def main(
     layer: Annotated[
         list[int] | None,
         typer.Option(
-            min=0, max=5, help="Whose calls are planned; may be repeated. [default: 0-2]"
+            min=0,
+            max=find_model("mini").layers - 1,
+            help="Whose calls are planned; may be repeated. [default: 0-2]",
         ),
     ] = None,
     height: Annotated[int, typer.Option(help="80 with --width 144 gives 2,340 tokens.")] = 144,

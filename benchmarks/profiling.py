@@ -58,7 +58,8 @@ def main(
     dense, recording = median(seconds["dense"]), median(seconds["recording"])
     error = spread(Profile.merge(profiles)).sampling
     assert error is not None
-    bins, sorting = time_measuring(rows)
+    about = pipe.transformer.config
+    bins, sorting = time_measuring(rows, about.num_attention_heads, about.attention_head_dim)
     calls = len(range(0, steps, every)) * model.layers  # equal runs may differ by more than these
     row = {
         "rows": rows,
@@ -88,9 +89,9 @@ def main(
     )
 
 
-def time_measuring(rows: int) -> tuple[float, float]:
+def time_measuring(rows: int, heads: int, size: int) -> tuple[float, float]:
     """Return the seconds of a layer's measurement by counting in bins and by sorting."""
-    query, key = (torch.randn(1, 4, 7488, 32, generator=seeded(i)) for i in (0, 1))
+    query, key = (torch.randn(1, heads, 7488, size, generator=seeded(i)) for i in (0, 1))
 
     def measure(*, exact: bool) -> DensityEstimate:
         return required_density(query, key, mass=MASSES, rows=rows, exact=exact)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,10 +17,13 @@ FREE = ("aten._unsafe_view", "aten.empty", "aten.detach")
 
 class Counter(TorchDispatchMode):
     """Counts operations that start something on the device "meta", follows the bytes that it
-    holds, and refuses what would wait for it."""
+    holds, and refuses what would wait for it; with `may_wait` it counts that too, and whoever
+    waits is given ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_wait: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.may_wait = may_wait
+        self.waits = 0
         self.operations = 0
         self.sorts = 0
         self.largest = 0
@@ -37,13 +41,16 @@ class Counter(TorchDispatchMode):
     ) -> object:
         name = str(func)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if self.may_wait and _is_read(name, given, kwargs):
+            self.waits += 1
+            return 1 if "scalar" in name else torch.ones_like(given[0], **kwargs)
         result = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if not any(tensor.device.type == "meta" for tensor in (*given, *made)):
             return result
         if any(word in name for word in WAITING):
             raise AssertionError(f"{name} waits for the device")
-        self.sorts += name.startswith("aten.sort")
+        self.sorts += name.startswith(("aten.sort", "aten.argsort"))
         self.operations += not (func.is_view or name.startswith(FREE))
         known = {tensor.untyped_storage()._cdata for tensor in given}
         for tensor in made:
@@ -53,3 +60,11 @@ class Counter(TorchDispatchMode):
                 self.largest = max(self.largest, storage.nbytes())
         self.peak = max(self.peak, self.held)
         return result
+
+
+def _is_read(name: str, given: list[Tensor], kwargs: Any) -> bool:
+    """Return whether numbers come from the device "meta" to the host."""
+    if not any(tensor.device.type == "meta" for tensor in given):
+        return False
+    to = torch.device((kwargs or {}).get("device") or "meta")
+    return "_local_scalar_dense" in name or ("_to_copy" in name and to.type != "meta")

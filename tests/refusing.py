@@ -28,7 +28,7 @@ class NoFloat64(TorchDispatchMode):
 
 class OnlyDeterministic(TorchDispatchMode):
     """Stands for `torch.use_deterministic_algorithms(True)` on CUDA, where a running sum of
-    floating-point numbers raises."""
+    floating-point numbers raises, and the k-th smallest number."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -39,4 +39,6 @@ class OnlyDeterministic(TorchDispatchMode):
         name = str(func)
         if name.startswith(("aten.cumsum", "aten.cumprod")) and args[0].is_floating_point():
             raise RuntimeError(f"{func} of {args[0].dtype} is not deterministic on CUDA")
+        if name.startswith(("aten.kthvalue", "aten.median")):
+            raise RuntimeError(f"{func} is not deterministic on CUDA")
         return func(*args, **(kwargs or {}))

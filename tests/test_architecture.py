@@ -1,12 +1,16 @@
-"""The import directions of DESIGN.md, a test file for every module, and an import that does
-nothing."""
+"""The import directions of DESIGN.md, a test file for every module, short files, and an import
+that does nothing."""
 
 import ast
+import inspect
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from svoo.methods import MethodRow, available_methods
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "svoo"
@@ -24,8 +28,9 @@ ROWS = (
     ("app",),
     ("__init__", "__main__"),
 )
+LONGEST, MEDIAN = 350, 114  # lines of a file in src/
 SHARED_BY_METHODS = ("__init__.py", "base.py", "k_means.py", "repaired.py", "warm_up.py")
-RANK = {name: place for place, row in enumerate(ROWS) for name in row}
+RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
 TOOLS = sorted(path.relative_to(ROOT) for path in (ROOT / "tools").rglob("*.py"))
 UNTESTED = {"errors.py", "__main__.py", "backends/base.py", "methods/base.py"}  # nothing to run
@@ -41,6 +46,12 @@ def imports(path: Path) -> list[str]:
     return found
 
 
+def test_a_bare_import_is_found(tmp_path: Path) -> None:
+    for line in ("import svoo", "from svoo import Profile", "from svoo import plugin as own"):
+        (tmp_path / "module.py").write_text(f"def late() -> None:\n    {line}\n")
+        assert imports(tmp_path / "module.py") == ["svoo"]
+
+
 def part(path: Path) -> str:
     return path.parts[0].removesuffix(".py")
 
@@ -50,6 +61,7 @@ def test_imports_point_one_way(path: Path) -> None:
     for name in imports(path):
         top, *rest = name.split(".")
         assert top != "tools", f"{path} imports {name}, which is not shipped"
+        assert name != "svoo" or part(path) in ROWS[-1], f"{path} imports the bare package"
         if top == "svoo" and rest:
             assert RANK[rest[0]] <= RANK[part(path)], f"{path} imports {name}"
             if part(path) == rest[0] == "backends" and path.name != "__init__.py":
@@ -66,6 +78,20 @@ def test_imports_point_one_way(path: Path) -> None:
             assert part(path) == "fleet", f"{path} imports {name}"
         if top == "flashinfer":
             assert str(path) == "backends/flashinfer.py"
+
+
+@pytest.mark.parametrize("row", available_methods(), ids=lambda row: row.name)
+def test_a_method_is_one_file_that_can_be_read_at_once(row: MethodRow) -> None:
+    path = Path(inspect.getfile(row.config)).resolve()
+    if row.name not in ("dense", "svoo"):  # nothing to plan; a package of its own
+        assert path.parent == SOURCE / "methods"
+        assert len(path.read_text().splitlines()) <= 160
+
+
+def test_files_are_short() -> None:
+    lengths = {path: len((SOURCE / path).read_text().splitlines()) for path in MODULES}
+    assert {path: lines for path, lines in lengths.items() if lines > LONGEST} == {}
+    assert statistics.median(lengths.values()) <= MEDIAN
 
 
 @pytest.mark.parametrize("path", [*MODULES, *TOOLS], ids=str)

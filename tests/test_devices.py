@@ -1,25 +1,42 @@
 """What the sparse path asks of a device, found without one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from making import normal
+from methods_common import SMALL
 from refusing import NoFloat64, OnlyDeterministic
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from svoo import Session, SVOOConfig, VideoLayout, co_cluster, required_density, select_blocks
+from svoo import (
+    MethodConfig,
+    Session,
+    SVOOConfig,
+    VideoLayout,
+    available_methods,
+    co_cluster,
+    required_density,
+    select_blocks,
+)
 from svoo.core.selection import keep_mass
 from svoo.errors import SlowBackendError
+from svoo.methods import find_method
+from svoo.methods.spargeattn import SpargeAttnConfig
+from svoo.methods.vmoba import VMoBAConfig
 from svoo.session import session as session_module
 
-CONFIGS = [
-    SVOOConfig.paper(),
-    SVOOConfig(),
-]
+CONFIGS: dict[str, MethodConfig] = {"paper": SVOOConfig.paper(), "default": SVOOConfig()} | {
+    row.name: replace(find_method(row.name), **SMALL.get(row.name, {}))
+    for row in available_methods()
+    if row.name not in ("dense", "svoo")
+}
+CONFIGS["spargeattn, cdf"] = SpargeAttnConfig(topk=None, cdf=0.8, **SMALL["spargeattn"])
+CONFIGS["vmoba, heads"] = VMoBAConfig(scope="head", **SMALL["vmoba"])
 
 
-def run_session(config: SVOOConfig, mode: Callable[[], TorchDispatchMode]) -> None:
+def run_session(config: MethodConfig, mode: Callable[[], TorchDispatchMode]) -> None:
     layout = VideoLayout(2, 10, 10, text=5, valid_text=torch.tensor([5, 2]))
     config = config.always_sparse()
     session = Session(config, steps=2, layers=1, heads=2)
@@ -29,13 +46,23 @@ def run_session(config: SVOOConfig, mode: Callable[[], TorchDispatchMode]) -> No
             session.attend(query, key, value, step=step, layer=0, layout=layout)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["paper", "default"])
-@pytest.mark.parametrize("mode", [NoFloat64, OnlyDeterministic])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        (name, mode)
+        for name in CONFIGS
+        for mode in (NoFloat64, OnlyDeterministic)
+        # ClusterAttention draws on the host, in float64.
+        if (name, mode) != ("clusterattention", NoFloat64)
+    ],
+)
 def test_a_sparse_call_needs_neither_float64_nor_running_sums(
-    config: SVOOConfig, mode: Callable[[], TorchDispatchMode]
+    monkeypatch: pytest.MonkeyPatch, name: str, mode: Callable[[], TorchDispatchMode]
 ) -> None:
     """On MPS there is no float64; on CUDA a deterministic torch has no running sums of floats."""
-    run_session(config, mode)
+    if mode is OnlyDeterministic:
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    run_session(CONFIGS[name], mode)
 
 
 def test_the_modes_refuse() -> None:
@@ -43,6 +70,8 @@ def test_the_modes_refuse() -> None:
         normal(3).double()
     with OnlyDeterministic(), pytest.raises(RuntimeError, match="deterministic"):
         normal(3).cumsum(0)
+    with OnlyDeterministic(), pytest.raises(RuntimeError, match="deterministic"):
+        normal(3).kthvalue(2)
 
 
 def test_selection_and_measuring_are_deterministic() -> None:
@@ -51,6 +80,7 @@ def test_selection_and_measuring_are_deterministic() -> None:
         clusters = co_cluster(query, key, 4, 9)
         select_blocks(clusters, torch.tensor([0.3, 0.05]), mass=0.8)
         keep_mass(normal(3, 9).softmax(-1), 0.7)
+        required_density(query, key, mass=(0.5, 0.95))
     wanted = required_density(query, key, mass=(0.5, 0.95), exact=False)
     assert wanted.value.shape == (1, 2, 2)
 

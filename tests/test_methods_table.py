@@ -1,15 +1,18 @@
 """What `benchmarks/methods.py` says of its rows; the runs themselves take hours."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 from methods_table import (
     Results,
     Setting,
     as_markdown,
     cells,
     draw,
+    figures_after,
     fill_section,
     say_what_counts,
     say_who_is_ahead,
@@ -24,6 +27,7 @@ def results(*figures: tuple[str, list[tuple[float, float, float]]]) -> Results:
     rows: list[dict[str, Any]] = [
         {"setting": f"{name}, warm-up 0", "density": density, "psnr": psnr, "speed_up": speed_up}
         | {"ssim": 0.9, "attention_speed_up": 2 * speed_up}
+        | {"steps": 20, "sparse_calls": 120, "dense_calls": 0}
         for name, prompts in figures
         for density, psnr, speed_up in prompts
     ]
@@ -48,6 +52,24 @@ def test_the_table_has_medians_and_the_worst_prompt_and_says_what_failed() -> No
     )
     assert rows[2][0].endswith("(failed on 1 of 1 prompts: ValueError: no)")
     assert set(rows[2][1:]) == {"-"}
+
+
+def test_calls_that_are_dense_after_the_warm_up_count() -> None:
+    calls = {"sparse_calls": 96, "dense_calls": 24}
+    row = {"density": 0.2, "attention_speed_up": 4.0, "steps": 20, **calls}
+    assert figures_after(row, 0.2) == pytest.approx({"density": 0.2, "attention_speed_up": 4.0})
+    assert figures_after(row, 0.0) == pytest.approx(
+        {"density": 0.8 * 0.2 + 0.2, "attention_speed_up": 1 / (0.8 / 4 + 0.2)}
+    )
+    row |= {"density": 1.0, "sparse_calls": 0, "dense_calls": 120}
+    for warm_up in (0.2, 1.0):
+        assert figures_after(row, warm_up) == {"density": 1.0, "attention_speed_up": 1.0}
+
+
+def test_terms_are_named_in_the_row() -> None:
+    assert Setting("radial", DenseConfig(), 0.2, terms="mean").label == (
+        "radial with mean terms, warm-up 0.2"
+    )
 
 
 def test_what_counts_is_the_ratio_to_the_best_other_of_30_db() -> None:
@@ -76,6 +98,24 @@ def test_who_is_not_matched_is_named() -> None:
     by_density, by_speed = line.split("; ")
     for said in (by_density, by_speed):
         assert "sol (37.0 dB" in said and "svg2 (20.0 dB" in said and "svg1" not in said
+
+
+def test_at_equal_density_who_is_off_is_named() -> None:
+    found = results(OURS, ("sol", [(0.15, 40.0, 2.0)]), ("svg1", [(0.2, 30.0, 2.0)]))
+    settings = [replace(setting, density=0.14) for setting in found.settings]
+    rows = [{**row, "setting": f"{row['setting']}, density 0.14"} for row in found.rows]
+    (line,) = say_who_is_ahead(Results(settings, rows, {}))
+    assert "that density: sol (40.0 dB" in line
+    off = line.split("in these runs: ")[1]
+    assert "svoo (36.0 dB at 0.050" in off and "svg1" in off and "sol" not in off
+
+
+def test_what_is_dense_is_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr(Axes, "annotate", lambda _axes, text, *_rest, **_more: drawn.append(text))
+    found = results(OURS, ("sta", [(1.0, 134.0, 1.0)]), ("paper", [(0.3, 33.0, 2.0)]))
+    draw(found, tmp_path / "x.png")
+    assert drawn == ["svoo", "paper"] * 2
 
 
 def test_a_section_is_replaced_and_nothing_else(tmp_path: Path) -> None:

@@ -3,17 +3,20 @@
 torch refuses operations on tensors of two devices and reads of their numbers, so what passes here
 mixes nothing and waits for nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import accelerate  # type: ignore[import-untyped]
 import pytest
 import tiny
 import torch
 from making import normal
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn import ModuleList
 
 import svoo
 from svoo import Session, SVOOConfig, VideoLayout
@@ -165,17 +168,99 @@ def test_the_stand_in_refuses_two_devices(launched: list[str]) -> None:  # noqa:
         float(torch.empty((), device="cuda:0"))
 
 
-def test_applied_before_the_model_is_moved() -> None:
+SETTINGS: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8, "dense_layers": 0}
+SPARSE = SVOOConfig(mass=0.5, dense_steps=1, **SETTINGS)
+PIPELINES = pytest.mark.parametrize("pipeline", ["wan2.1-t2v", "hunyuanvideo-t2v"])
+
+
+def generate(pipe: Any, change: Callable[[Any], None], *, early: bool) -> Tensor:
+    """Apply svoo before the pipeline is changed, or after it; return the video."""
+    handle = svoo.apply(pipe, SPARSE) if early else None
+    change(pipe)
+    handle = handle or svoo.apply(pipe, SPARSE)
+    with handle:
+        video = tiny.generate(pipe)
+        stats = handle.stats()
+    assert stats.sparse_calls > 0 and stats.density is not None and stats.density < 1
+    assert bool(video.isfinite().all())
+    return video
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@PIPELINES
+def test_applied_before_the_model_is_rounded(pipeline: str, dtype: torch.dtype) -> None:
     """Nothing is taken from the model when svoo is applied: as if it had been applied after."""
-    settings: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8, "dense_layers": 0}
-    config = SVOOConfig(mass=0.5, dense_steps=1, **settings)
-    outputs = []
-    for early in (True, False):
-        pipe = tiny.build("wan2.1-t2v")
-        handle = svoo.apply(pipe, config) if early else None
-        pipe.to(torch.bfloat16)
-        handle = handle or svoo.apply(pipe, config)
-        outputs.append(tiny.generate(pipe))
-        assert handle.stats().sparse_calls > 0
-        handle.remove()
-    assert torch.equal(outputs[0], outputs[1])
+
+    def rounded(pipe: Any) -> None:
+        pipe.to(dtype)
+
+    early, late = (generate(tiny.build(pipeline), rounded, early=order) for order in (True, False))
+    assert torch.equal(early, late)
+
+
+@PIPELINES
+def test_applied_while_the_model_has_no_numbers(pipeline: str) -> None:
+    """On the device "meta" first, as `device_map` and `low_cpu_mem_usage` leave models, then on a
+    real one."""
+    pipe, plain = tiny.build(pipeline), tiny.build(pipeline)
+    numbers = pipe.transformer.state_dict()
+    for part in pipe.transformer.children():
+        if isinstance(part, ModuleList):
+            part.to("meta")
+    kinds = [part.device.type for part in pipe.transformer.parameters()]
+    assert kinds.count("meta") > len(kinds) / 2
+
+    def filled(pipe: Any) -> None:
+        pipe.transformer.load_state_dict(numbers, assign=True)
+
+    video = generate(pipe, filled, early=True)
+    assert torch.equal(video, generate(plain, lambda _pipe: None, early=True))
+
+
+@pytest.mark.filterwarnings("ignore:The following device_map keys")  # a parameter, no module
+@pytest.mark.parametrize("early", [True, False])
+@PIPELINES
+def test_a_device_map(tmp_path: Path, pipeline: str, early: bool) -> None:
+    """Every second part of the model is kept on disk and has no numbers between its calls; what
+    accelerate puts around each forward does not hide attention."""
+    expected = generate(tiny.build(pipeline), lambda _pipe: None, early=True)
+
+    def spread(pipe: Any) -> None:
+        model = pipe.transformer
+        parts = {
+            f"{name}.{place}": "cpu" if place % 2 else "disk"
+            for name, blocks in model.named_children()
+            if isinstance(blocks, ModuleList)
+            for place in range(len(blocks))
+        }
+        others = {name for name, _ in model.named_children()} - {
+            name.split(".")[0] for name in parts
+        }
+        own = {name for name, _ in model.named_parameters(recurse=False)}
+        device_map = parts | dict.fromkeys(others | own, "cpu")
+        accelerate.dispatch_model(
+            model, device_map, main_device="cpu", offload_dir=tmp_path, force_hooks=True
+        )
+        kinds = {part.device.type for part in model.parameters()}
+        assert kinds == {"cpu", "meta"}  # some are on disk
+
+    assert torch.equal(generate(tiny.build(pipeline), spread, early=early), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # the model's own
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_pipeline_under_autocast(dtype: torch.dtype) -> None:
+    """Attention gets narrow tokens and gives them back; its own sums stay wide."""
+    seen: set[torch.dtype] = set()
+
+    def noted(session: Session, query: Tensor, *given: Any, **named: Any) -> Tensor:
+        seen.add(query.dtype)
+        output = attend(session, query, *given, **named)
+        assert output.dtype == query.dtype
+        return output
+
+    attend = Session.attend
+    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", dtype=dtype):
+        patch.setattr(Session, "attend", noted)
+        video = generate(tiny.build("wan2.1-t2v"), lambda _pipe: None, early=True)
+    assert dtype in seen and bool(video.isfinite().all())

@@ -172,7 +172,7 @@ def _t5_config() -> T5Config:
 def letters() -> PreTrainedTokenizerFast:
     """Return a tokenizer of single letters that ends every text, as T5's does."""
     words = ["<pad>", "</s>", "<unk>", *map(chr, range(32, 127))]
-    vocabulary = {word: place for place, word in enumerate(words)}
+    vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -86,16 +86,16 @@ def _compile(launch: Launch, architecture: Architecture) -> tuple[Any, str]:
     types: dict[str, str] = {}
     constants: dict[tuple[int, ...], object] = {}
     hints: dict[tuple[int, ...], list[list[object]]] = {}
-    for place, parameter in enumerate(kernel.params):
+    for index, parameter in enumerate(kernel.params):
         value = launch.arguments[parameter.name]
         # As a launch would: None and 1 are constants, pointers and multiples of 16 are aligned.
         if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
             types[parameter.name] = "constexpr"
-            constants[(place,)] = value
+            constants[(index,)] = value
             continue
         types[parameter.name] = _type_name(value)
         if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
-            hints[(place,)] = [["tt.divisibility", 16]]
+            hints[(index,)] = [["tt.divisibility", 16]]
     said = io.StringIO()
     with (
         triton.knobs.compilation.scope(),
@@ -152,10 +152,10 @@ def _first_loop(assembly: str) -> tuple[int | None, int | None]:
         found = re.match(r"\s*(?:/\*\w+\*/)?\s*(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)(.*?);", line)
         if found:
             code.append((found[1], found[2]))
-    for place, (name, rest) in enumerate(code):
+    for index, (name, rest) in enumerate(code):
         target = re.search(r"\.L_x_\d+", rest) if name.startswith("BRA") else None
-        if target is not None and labels.get(target[0], len(code)) <= place:
-            body = code[labels[target[0]] : place + 1]
+        if target is not None and labels.get(target[0], len(code)) <= index:
+            body = code[labels[target[0]] : index + 1]
             products = sum(name.startswith(_PRODUCTS) for name, _ in body)
             if products:
                 return len(body), products

@@ -10,6 +10,7 @@ floating-point operations of the assignment from the bounds of its loops.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import Tensor
 from svoo.core.features import FEATURES
 from svoo.core.terms import GroupTerms
 from svoo.errors import BackendUnavailableError
-from svoo.kernels.triton import NEEDS, assign, centroids, far_field, ranges, rows, sparse
+from svoo.kernels.triton import NEEDS, assign, centroids, far_field, ranges, rows, select, sparse
 from svoo.kernels.triton.launch import Launch, interpreted
 from svoo.kernels.triton.tiles import (
     Architecture,
@@ -117,6 +118,8 @@ def report(*, everything: bool) -> dict[str, Any]:
 
 def launches(architecture: Architecture, *, everything: bool) -> Iterator[tuple[str, Launch]]:
     """Give the launches of a whole call on an architecture, for tensors that hold no numbers."""
+    yield "selection", _selection()
+    yield "best of a row", _best()
     yield "ranges", _ranges()
     for size in HEAD_SIZES if everything else (128,):
         for dtype in NEEDS.dtypes if everything else (torch.bfloat16,):
@@ -184,6 +187,25 @@ def _kept(pieces: int) -> ranges.Kept:
 
 def _keep() -> Tensor:
     return _empty(1, HEADS, QUERY_CLUSTERS, KEY_CLUSTERS, dtype=torch.bool)
+
+
+def _selection() -> Launch:
+    return select.plan_launch(
+        _empty(1, HEADS, QUERY_CLUSTERS, KEY_CLUSTERS, dtype=torch.float32),
+        _empty(1, HEADS, KEY_CLUSTERS, dtype=torch.int64),
+        math.ceil(0.9 * (1 << 40)),
+        1 << 40,
+        _empty(1, HEADS, 1, dtype=torch.int64),
+        _empty(1, HEADS, 1, dtype=torch.bool),
+        _keep(),
+        count_tokens=True,
+    )
+
+
+def _best() -> Launch:
+    scores = _empty(1, HEADS, QUERY_CLUSTERS, KEY_CLUSTERS, dtype=torch.float32)
+    factor = _empty(1, HEADS, QUERY_CLUSTERS, 1, dtype=torch.float32)
+    return select.plan_best(scores, 102, factor, 943_719, _keep(), enough_bits=20)
 
 
 def _ranges() -> Launch:

@@ -2,10 +2,10 @@
 
     python -m tools.tile_fill          # the embedded model's tokens, and random ones; minutes
 
-Labels are made of the embedded model's tokens (7,488 of them) and the sizes of their clusters are
-scaled up to 75,600 tokens: as many clusters, each as many times larger. Fill is the share of the
-computed tiles that is kept pairs. Milliseconds are static estimates for 40 heads (`static_time`),
-at the tolerance where each choice errs as the first one does.
+Labels are made of the embedded model's tokens at its usual size, and the sizes of their clusters
+are scaled up to 75,600 tokens: as many clusters, each as many times larger. Fill is the share of
+the computed tiles that is kept pairs. Milliseconds are static estimates for 40 heads
+(`static_time`), at the tolerance where each choice errs as the first one does.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ from tools.static_time import CARDS, Work, estimate
 HEADS = 40
 TOLERANCES = (0.016, 0.008, 0.004, 0.002, 0.001)
 TARGET = 0.004  # whose error, with the first choice, all others have to reach
-RAGGED = ((128, 512), (256, 1024), (256, 2048), (512, 1024), (512, 2048))
+RAGGED = ((128, 512), (224, 896), (256, 1024), (256, 2048), (512, 1024), (512, 2048))
 EQUAL = ((256, 64), (128, 64))  # queries and keys in a cluster at full size
 Tokens = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig(svoo.MethodConfig):
-    """Keeps the tokens of some layers and steps, and computes densely."""
+    """Keeps the tokens of a step in the layers at some parts of the way through the model, and
+    computes densely."""
 
     name: ClassVar[str] = "watch"
-    layers: tuple[int, ...] = (2, 4)
+    parts: tuple[float, ...] = (0.4, 0.8)
     step: int = 1
     seen: list[Tokens] = field(default_factory=list)
 
-    def start(self, run: svoo.Run) -> svoo.Method:  # noqa: ARG002
-        """Return itself."""
-        return Watch(self)
+    def start(self, run: svoo.Run) -> svoo.Method:
+        """Return the method, which knows its layers."""
+        return Watch(self, {int(part * run.layers) for part in self.parts})
 
 
 @dataclass
@@ -59,13 +60,14 @@ class Watch:
     """The method of `WatchConfig`."""
 
     config: WatchConfig
+    layers: set[int]
     state_bytes: int = 0
 
     def plan(
         self, query: Tensor, key: Tensor, value: Tensor, call: svoo.Call
     ) -> svoo.methods.base.Dense:
         """Keep the tokens and decide for dense."""
-        if call.step == self.config.step and call.layer in self.config.layers:
+        if call.step == self.config.step and call.layer in self.layers:
             self.config.seen.append((query[:1].clone(), key[:1].clone(), value[:1].clone()))
         return svoo.methods.base.Dense("tokens are only looked at", planned=True)
 
@@ -98,9 +100,10 @@ def embedded_tokens() -> list[Tokens]:
     return config.seen
 
 
-def random_tokens() -> list[Tokens]:
-    """Return tokens without any structure."""
-    query, key, value = (torch.randn(1, 4, 7488, 32, generator=seeded(i)) for i in range(3))
+def random_like(tokens: Sequence[Tokens]) -> list[Tokens]:
+    """Return tokens without any structure, of the same shape as a layer's."""
+    shape = tokens[0][0].shape
+    query, key, value = (torch.randn(shape, generator=seeded(seed)) for seed in range(3))
     return [(query, key, value)]
 
 
@@ -226,8 +229,11 @@ def main(
     rows = report(everything=False)["kernels"]
     tile = attention_tile(names[card].architecture, torch.bfloat16)
     choices = [*(("ragged", counts) for counts in RAGGED), *(("equal", c) for c in EQUAL)]
-    for title, tokens in (("embedded model", embedded_tokens()), ("random", random_tokens())):
-        typer.echo(f"\n{title}, {card}, 75,600 tokens, {HEADS} heads; ms are estimates\n")
+    embedded = embedded_tokens()
+    for title, tokens in (("embedded model", embedded), ("random", random_like(embedded))):
+        made_of = "{1} heads of {2:,} tokens, size {3}".format(*tokens[0][0].shape)
+        typer.echo(f"\n{title}, {len(tokens)} layers of {made_of}; scaled up to {TOKENS:,} tokens")
+        typer.echo(f"{card}, {HEADS} heads; ms are estimates\n")
         typer.echo("| clusters | rows | columns | fill | error | density | ms at equal error |")
         typer.echo("|---|---|---|---|---|---|---|")
         wanted = None
@@ -240,10 +246,10 @@ def main(
             cost = "-"
             if found is not None:
                 share, before = found
-                place = points.index(before)
+                index = points.index(before)
                 least, most = (
-                    (1 - share) * getattr(times[place], end)
-                    + share * getattr(times[place + 1], end)
+                    (1 - share) * getattr(times[index], end)
+                    + share * getattr(times[index + 1], end)
                     for end in ("least", "most")
                 )
                 cost = f"{least:.1f} - {most:.1f}"

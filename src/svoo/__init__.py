@@ -72,14 +72,19 @@ def apply(
 ) -> Handle:
     """Make the video self-attention of a diffusers pipeline (or a bare transformer) sparse.
 
-    `method` is a `MethodConfig` (one that you wrote, too), or a name of `available_methods()` with
-    its settings for the recognised model; "paper" and "release" are presets of SVOO. None: SVOO's
-    default mode for the recognised model, where videos too small to gain anything stay dense.
+    `method` is one of:
 
-    `profile` is a `Profile`, or the path of one. "auto": a stored profile of the model, or if
-    there is none the method measures for itself (default mode needs neither). None: no profile.
+    - None: SVOO's default mode. Videos too small to gain anything stay dense;
+    - a name of `available_methods()`: that method with its settings for the recognised model;
+    - "paper" or "release": SVOO with the paper's numbers, or those of the authors' scripts;
+    - a `MethodConfig`, such as `SVOOConfig.careful()`, or one that you wrote.
 
-    Applying again replaces what was applied before; `Handle.remove` restores the pipeline.
+    `profile` matters only to methods that use one (default mode does not). It is a `Profile`, the
+    path of one, None for none, or "auto": a stored profile of the model, and if there is none the
+    method measures for itself.
+
+    The pipeline is changed in place and then used as before. `Handle.summary` tells what happened,
+    `Handle.remove` restores the pipeline, and applying again replaces what was applied before.
     diffusers is imported only now.
     """
     from svoo.plugin.version import check_version
@@ -91,12 +96,12 @@ def apply(
 
 
 def parallelise(pipe: object, *, uneven: bool = False) -> None:
-    """Spread one video over all processes of `torch.distributed` by Ulysses, before or after
-    `apply`.
+    """Spread one video over all processes of `torch.distributed` by Ulysses.
 
-    The same as diffusers' `enable_parallelism`, for all experts at once, with a plan where
-    diffusers has none (HunyuanVideo), and on the CPU too. `uneven`: the tokens need not divide by
-    the ranks. diffusers is imported only now.
+    Call it before or after `apply`, in every process. It does what diffusers' `enable_parallelism`
+    does, for all experts (transformers) of the pipeline at once, also for HunyuanVideo, which
+    diffusers has no plan for, and also on the CPU. The number of processes must divide the heads,
+    and the tokens too unless `uneven=True`. diffusers is imported only now.
     """
     from svoo.plugin.version import check_version
 
@@ -109,10 +114,14 @@ def parallelise(pipe: object, *, uneven: bool = False) -> None:
 def record_profile(pipe: object, inputs: Sequence[Any], **settings: Any) -> Profile:  # noqa: ANN401
     """Run a pipeline densely on every input and return what its heads needed.
 
-    `inputs` are prompts, or mappings of call arguments such as prompt and image. `settings`: those
-    of the measuring (`rows`, `every`, ...), `out` (a file that has what is done so far after every
-    input, so that the same request goes on after a crash), `restart` (begin anew where `out` holds
-    another request), `on_step(done, total)`; all others go to every call of the pipeline.
+    `inputs` are prompts, or mappings of call arguments such as prompt and image. `settings` are:
+
+    - those of the measuring: `rows`, `every` and the others of `svoo.plugin.record.RecordConfig`;
+    - `out`: a file that holds what is done after every input. The same request goes on from there
+      after a crash; `restart=True` begins anew where it holds another request;
+    - `on_step(done, total)`, for progress;
+    - anything else: it goes to every call of the pipeline, such as `num_inference_steps`.
+
     diffusers is imported only now.
     """
     from svoo.plugin.version import check_version
@@ -124,7 +133,10 @@ def record_profile(pipe: object, inputs: Sequence[Any], **settings: Any) -> Prof
 
 
 def register_adapter(transformer_class: str, adapter: Adapter) -> None:
-    """Teach the plug-in a transformer class by its name; see `svoo.plugin.adapters.Adapter`."""
+    """Teach `apply` a transformer class that it does not know, by the name of the class.
+
+    `svoo.plugin.adapters.Adapter` says where its self-attention sits and how its tokens lie.
+    """
     from svoo.plugin import adapters
 
     adapters.register_adapter(transformer_class, adapter)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from svoo.errors import ModelError
+from svoo.errors import ModelError, ShapeError
+
+SIDE_STEP = 16  # what the pipelines of all these models ask of height and width
+FRAME_STEP = 4  # their frames are coded as one and then by fours
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ SEAM_TESTED = {
 
 
 def models() -> tuple[Model, ...]:
-    """Return every model of the catalogue."""
+    """Return every model that has presets, as `svoo models` lists them."""
     return _MODELS
 
 
@@ -183,3 +186,19 @@ def find_model(name: str) -> Model:
             return model
     known = ", ".join(model.name for model in _MODELS)
     raise ModelError(f"no model called {name!r} in the catalogue; it has {known}")
+
+
+def check_sizes(frames: int, height: int, width: int) -> None:
+    """Refuse the size of a video that no model of the catalogue can make."""
+    for name, size in (("height", height), ("width", width)):
+        if size < SIDE_STEP or size % SIDE_STEP:
+            raise ShapeError(
+                f"{name} must be a multiple of {SIDE_STEP}, got {size}; the nearest is "
+                f"{max(SIDE_STEP, round(size / SIDE_STEP) * SIDE_STEP)}"
+            )
+    if frames < 1 or frames % FRAME_STEP != 1:
+        near = max(0, round((frames - 1) / FRAME_STEP)) * FRAME_STEP + 1
+        raise ShapeError(
+            f"num_frames must be a multiple of {FRAME_STEP} plus 1, got {frames}; the nearest is "
+            f"{near}"
+        )

@@ -3,7 +3,7 @@ and what to do."""
 
 
 class SVOOError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of every error that svoo raises on purpose: catch this one to catch them all."""
 
 
 class ShapeError(SVOOError, ValueError):

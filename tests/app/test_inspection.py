@@ -65,8 +65,10 @@ def test_the_first_steps_are_left_out() -> None:
     assert torch.equal(later.density, profile.density[:, 1:])
     assert torch.equal(later.sigma, profile.sigma[1:]) and len(later.stage) == 3
     assert later.error is not None and later.error.shape == later.density.shape
-    for part in (-0.1, 0.9, 1.0, float("nan")):
-        with pytest.raises(ConfigError, match="of 4 steps left out leaves none"):
+    with pytest.raises(ConfigError, match="0.9 of 4 steps left out leaves none"):
+        leave_out(profile, 0.9)
+    for part in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ConfigError, match="to leave out must be from 0 to below 1"):
             leave_out(profile, part)
 
 

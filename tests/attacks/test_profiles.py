@@ -76,7 +76,7 @@ def test_hostile_profiles(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_profile(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError):
+    with pytest.raises(ProfileError, match="it is a folder"):
         Profile.load(tmp_path)
 
 

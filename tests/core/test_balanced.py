@@ -84,6 +84,18 @@ def test_the_first_part_is_the_multiple_nearest_to_half(
     assert split_sizes(size, unit) == expected
 
 
+def test_axes_do_not_turn_round_with_the_last_bit() -> None:
+    points = normal(1, 1, 40, 6, dtype=torch.float64) * torch.arange(1, 7)  # axes far apart
+    axes = turn_to_axes(points)
+    shaken = points + 1e-9 * normal(*points.shape, seed=1, dtype=torch.float64)
+    torch.testing.assert_close(turn_to_axes(shaken), axes, atol=1e-6, rtol=1e-6)
+    # Every axis, mapped back, has its largest component on the positive side.
+    centred = points - points.mean(dim=2, keepdim=True)
+    directions = torch.linalg.lstsq(centred[0, 0], axes[0, 0]).solution
+    largest = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True))
+    assert bool((largest > 0).all())
+
+
 def test_square_root() -> None:
     rows = normal(2, 3, 4, 8, dtype=torch.float64)  # fewer rows than channels: no full rank
     moment = rows.transpose(2, 3) @ rows

@@ -4,7 +4,7 @@ import pytest
 import torch
 from making import normal
 
-from svoo.core.eigen import eigen
+from svoo.core.eigen import eigen, low_rank_root
 
 
 def test_rebuilds_the_matrix() -> None:
@@ -24,3 +24,14 @@ def test_a_broken_matrix_stays_alone(broken: float) -> None:
     found = eigen(moment)
     torch.testing.assert_close(found.values[1:], good.values)
     assert bool(found.values.isfinite().all()) and bool(found.vectors.isfinite().all())
+
+
+def test_low_rank_root() -> None:
+    rows = normal(1, 2, 30, 6, dtype=torch.float64)
+    moment = rows.transpose(2, 3) @ rows
+    full = low_rank_root(moment, 9)
+    torch.testing.assert_close(full @ full.transpose(2, 3), moment)
+    part = low_rank_root(moment, 2)
+    left = torch.linalg.svdvals(moment - part @ part.transpose(2, 3))
+    expected = torch.linalg.svdvals(moment)[..., 2:]
+    torch.testing.assert_close(left[..., :4], expected)

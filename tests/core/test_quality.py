@@ -9,7 +9,7 @@ from making import Case, cases, chance, normal
 
 from svoo import SVOOConfig, VideoLayout, make_plan
 from svoo.core import quality as quality_module
-from svoo.core.quality import output_error, recall, sampled_error
+from svoo.core.quality import masked_errors, output_error, recall, sampled_error
 from svoo.errors import PlanError, ShapeError
 
 
@@ -112,3 +112,29 @@ def test_sampled_error_of_many_is_the_error_of_all() -> None:
     torch.testing.assert_close(drawn.sqrt(), output_error(output, dense), atol=0, rtol=0.05)
     exact = sampled_error(query, key, value, dense, rows=4, generator=chance(0))
     assert float(exact.max()) < 1e-10
+
+
+@given(case=cases(), seed=st.integers(0, 99))
+def test_errors_under_masks(case: Case, seed: int) -> None:
+    query, key, value = case.tokens(torch.float64)
+    rows = torch.randint(case.queries, (4,), generator=chance(seed))
+    masks = torch.rand(2, 4, case.keys, generator=chance(seed)) < 0.5
+    masks[1, :, 0] = True  # never empty
+    masks[0] = False  # nothing is kept
+    found = masked_errors(query, key, value, rows, masks, None)
+    logits = query[:, :, rows] @ key.transpose(2, 3) / math.sqrt(case.size)
+    under = logits.masked_fill(~masks[1], -torch.inf).softmax(dim=-1) @ value
+    error = (under - logits.softmax(dim=-1) @ value).square().mean(dim=(2, 3))
+    torch.testing.assert_close(found[1], error)
+    assert bool(found[0].isinf().all())
+
+
+@pytest.mark.parametrize("heads", [2, 3, 5])
+def test_groups_of_heads_change_no_error(monkeypatch: pytest.MonkeyPatch, heads: int) -> None:
+    query, key, value = (normal(2, 5, 30, 8, seed=seed, dtype=torch.float64) for seed in range(3))
+    rows = torch.tensor([3, 29, 3])
+    masks = torch.rand(2, 3, 30, generator=chance(0)) < 0.5
+    masks[..., 0] = True
+    alone = masked_errors(query, key, value, rows, masks, None)
+    monkeypatch.setattr(quality_module, "_heads_at_a_time", lambda *_about: heads)
+    torch.testing.assert_close(masked_errors(query, key, value, rows, masks, None), alone)

@@ -12,6 +12,7 @@ from svoo.core.validate import (
     check_type,
     default_scale,
     inference_only,
+    is_finite,
 )
 from svoo.errors import ConfigError, NonFiniteError, ShapeError
 
@@ -96,3 +97,13 @@ def test_another_type_is_refused_with_advice() -> None:
     check_type("config", 3, str, int)
     with pytest.raises(ConfigError, match="^config must be a int or str, got dict: use int()"):
         check_type("config", {}, int, str, advice="use int()")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("place", [0, 61, 119])
+def test_one_number_that_is_not_finite_is_found(dtype: torch.dtype, place: int) -> None:
+    tensor = normal(2, 5, 3, 4).to(dtype).transpose(1, 2)
+    most = torch.finfo(dtype).max
+    for number in (math.nan, math.inf, -math.inf, most, -most):
+        tensor.transpose(1, 2).view(-1)[place] = number
+        assert is_finite(tensor) == bool(torch.isfinite(tensor).all()) == (abs(number) == most)

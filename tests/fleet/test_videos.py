@@ -104,6 +104,7 @@ def test_the_driver_killed_and_started_again(
 ) -> None:
     pytest.importorskip("ray", reason="ray is not installed: pip install 'svoo[fleet]'")
     folder = tmp_path / "videos"
+    folder.mkdir()  # the command tries a folder that is not there, and takes it away for a moment
     command = [sys.executable, "-m", "svoo", "generate", "--prompts", str(prompts), *OPTIONS]
     command += ["--out", str(folder), "--ray", "local", "--workers", "2", "--json"]
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL)

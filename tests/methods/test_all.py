@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from threading import Barrier
 from typing import Any
 
@@ -15,9 +16,12 @@ from torch import Tensor
 
 import svoo
 from svoo import VideoLayout
-from svoo.catalogue import models
+from svoo.catalogue import find_model, models
 from svoo.core.heads import all_are_here
+from svoo.core.random import seeded
 from svoo.methods import find_method
+from svoo.methods.svoo.method import SVOOMethod
+from svoo.mini import load
 from svoo.session.stats import LayerStats
 
 NAMES = [row.name for row in svoo.available_methods() if row.name != "dense"]
@@ -44,8 +48,41 @@ def test_runs_on_every_model(clip: tuple[Any, torch.Tensor], name: str) -> None:
     assert frames.shape == dense.shape and bool(frames.isfinite().all())
     assert stats.method == name and stats.sparse_calls > 0
     assert stats.density is not None and 0 < stats.density <= 1
-    if name in SMALL:
-        assert stats.density < 1 and not torch.equal(frames, dense)
+    assert stats.density < 1 and not torch.equal(frames, dense)
+    experts = {layer.stage for layer in stats.layers if layer.sparse_calls > 0}
+    assert experts == ({0, 1} if getattr(pipe, "transformer_2", None) is not None else {0})
+
+
+@pytest.fixture(scope="module")
+def mini() -> Any:
+    pipe = load()
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_on_the_embedded_model_with_its_own_settings(mini: Any, name: str) -> None:
+    changes: dict[str, Any] = {"measure_recall": True, "measure_error": True}
+    if name == "svoo":
+        changes["densest"] = 1.0  # of so few tokens it would leave every call dense
+    config = replace(find_method(name, "mini"), **changes)
+    model = find_model("mini")
+    with svoo.apply(mini, config, profile=None) as handle:
+        latents = mini(
+            "a red circle moves left over a checkered floor", num_frames=5, height=64, width=96,
+            num_inference_steps=3, generator=seeded(0), output_type="latent",
+        ).frames  # fmt: skip
+        stats = handle.stats()
+    assert bool(latents.isfinite().all())
+    calls = stats.sparse_calls + stats.dense_calls
+    assert calls == 3 * 2 * model.layers and stats.sparse_calls > 0
+    for layer in stats.layers:
+        if layer.sparse_calls > 0:
+            assert layer.density_by_head is not None and len(layer.density_by_head) == model.heads
+            assert layer.recall is not None and 0 < layer.recall <= 1.0001
+            assert layer.error is not None and 0 <= layer.error < 2
+    for layer in stats.layers:
+        assert all(reason.strip() for reason in layer.dense_reasons)
 
 
 @pytest.mark.parametrize("mode", [*NAMES, "far", "calibrated"])
@@ -92,6 +129,57 @@ def test_heads_decide_alike_wherever_they_are(mode: str, devices: int) -> None:
         assert here.work == pytest.approx(counted.work)
 
 
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("group", [1, 2, 3, 8])
+@pytest.mark.parametrize("why", ["density", "error"])
+def test_a_layer_is_too_dense_or_too_far_off_for_all_heads_or_none(
+    monkeypatch: pytest.MonkeyPatch, why: str, group: int, devices: int
+) -> None:
+    """Heads differ much: some groups of them are beyond the limit, others are not."""
+    monkeypatch.setattr(SVOOMethod, "heads_per_plan", lambda *_: group)
+    strength = torch.linspace(0.1, 6, 8).view(1, 8, 1, 1)
+    query, key, value = (normal(1, 8, 96, 16, seed=seed) for seed in range(3))
+    query = query * strength
+    settings: dict[str, Any] = {"tolerance": 0.05, "query_clusters": 6, "key_clusters": 24}
+    lenient = svoo.SVOOConfig(**settings, densest=1.0, worst_error=1e6)
+
+    def run(config: svoo.SVOOConfig, first: int, count: int, gather: Gather) -> Ran:
+        session = svoo.Session(config, steps=2, layers=1, heads=8)
+        shown = [side[:, first : first + count] for side in (query, key, value)]
+        outputs = [
+            session.attend(
+                *shown, step=step, layer=0, branch=branch, head_offset=first, gather_heads=gather
+            )
+            for step in range(2) for branch in ("cond", "uncond")
+        ]  # fmt: skip
+        return torch.stack(outputs), session.stats().layers[0]
+
+    free = svoo.Session(lenient, steps=2, layers=1, heads=8)
+    free.attend(query, key, value, step=0, layer=0)
+    counter = free.statistics.layer(0, 0)
+    found = (counter.density if why == "density" else counter.squared_error).value()
+    assert found is not None and found.min() < 0.7 * found.mean() < 0.9 * found.max()
+    mean = float(found.mean() if why == "density" else found.mean().sqrt())
+    name = "densest" if why == "density" else "worst_error"
+    for limit, calls in ((0.99 * mean, (0, 4)), (1.01 * mean, (4, 0))):
+        changed: dict[str, Any] = {name: limit}
+        config = replace(lenient, **changed)
+        whole, _ = run(config, 0, 8, all_are_here)
+        parts = on_devices(
+            devices,
+            partial(
+                lambda config, rank, gather: run(
+                    config, rank * 8 // devices, 8 // devices, gather
+                ),
+                config,
+            ),
+        )
+        torch.testing.assert_close(torch.cat([part for part, _ in parts], dim=2), whole)
+        for _, here in parts:
+            assert (here.sparse_calls, here.dense_calls) == calls
+
+
+Gather = Callable[[Tensor], Tensor]
 Ran = tuple[Tensor, LayerStats]
 
 
@@ -122,3 +210,5 @@ def test_has_settings_for_every_model(name: str) -> None:
     for model in models():
         config = find_method(name, model.name)
         assert config.name == name and config.as_dict()["method"] == name
+        if model.hub_id:
+            assert find_method(name, model.hub_id) == config

@@ -97,3 +97,14 @@ def test_settings_by_model() -> None:
 def test_bad_values_are_refused_by_name(setting: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^{setting} must be .* got "):
         DraftAttentionConfig(**{setting: value})
+
+
+@pytest.mark.parametrize("sparsity", [0.1, 0.5, 0.97])
+def test_a_deterministic_torch_keeps_the_same(
+    monkeypatch: pytest.MonkeyPatch, sparsity: float
+) -> None:
+    """Then the threshold is found by sorting."""
+    draft = normal(2, 3, 9, 9).round(decimals=1)  # some are equal
+    keep = keep_above(draft, sparsity)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert torch.equal(keep_above(draft, sparsity), keep)

@@ -55,11 +55,25 @@ def slow_blocks(frames: int, size: int, config: RadialConfig, *, theirs: bool = 
                 for j in judged[1]:
                     part = mask[i * block : (i + 1) * block, j * block : (j + 1) * block]
                     height = min(block, tokens - i * block)
-                    third = (block if theirs else min(height, size)) / 3
-                    filled = part.sum(dim=0)
-                    held = int((filled > 0).sum())
-                    keep[i, j] |= held > 0 and int((filled > third).sum()) / held > 0.6
+                    keep[i, j] |= is_kept(part, block if theirs else min(height, size))
     return keep
+
+
+def is_kept(part: Tensor, rows: int) -> bool:
+    """Whether a block is kept for its part of a token mask: more than 60 % of the columns that
+    hold anything have more than a third of so many rows set."""
+    filled = part.sum(dim=0)
+    held = int((filled > 0).sum())
+    return held > 0 and int((filled > rows / 3).sum()) / held > 0.6
+
+
+def test_the_slow_rule_shrinks_as_theirs(goldens: Path) -> None:
+    stored = np.load(goldens / "radial-shrink.npz")
+    tokens, block = int(stored["token_mask_shape"][1]), int(stored["block_size"])
+    bits = np.unpackbits(stored["token_mask_packed"], axis=-1)[:, :tokens]
+    parts = torch.from_numpy(bits.astype(bool)).unflatten(0, (-1, block)).unflatten(2, (-1, block))
+    found = [[is_kept(part, block) for part in row.movedim(1, 0)] for row in parts]
+    assert np.array_equal(np.array(found), stored["block_mask"])
 
 
 @settings(max_examples=25)

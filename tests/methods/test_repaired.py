@@ -86,3 +86,12 @@ def test_bad_settings(bad: dict[str, Any]) -> None:
 def test_what_works_on_its_output_already_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be repaired"):
         run(RepairedConfig(of=SparsePRConfig()), VideoLayout(2, 3, 4))
+
+
+def test_the_method_inside_still_judges_its_first_output() -> None:
+    far = SVOOConfig(query_clusters=4, key_clusters=8, tolerance=1e6, worst_error=1e-6)
+    session = Session(RepairedConfig(of=far), steps=4, layers=1, heads=2)
+    query, key, value = (normal(1, 2, 288, 8, seed=seed) for seed in range(3))
+    output = session.attend(query, key, value, step=0, layer=0, layout=VideoLayout(4, 8, 9))
+    torch.testing.assert_close(output, scaled_dot_product_attention(query, key, value))
+    assert any("worst_error" in reason for reason in session.stats().layers[0].dense_reasons)

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from making import Case, cases, normal
 from method_checks import check_text_padding_and_odd_sizes, check_videos_are_apart, plan_of
 from torch import Tensor
 
 from svoo import Call, Corrected, Dense, Run, VideoLayout, run_plan
+from svoo.core import metric_kmeans
 from svoo.errors import ConfigError
-from svoo.methods import sparsepr
-from svoo.methods.sparsepr import SparsePRConfig, low_rank_root
+from svoo.methods.sparsepr import SparsePRConfig
 
 
 def golden_of(goldens: Path) -> dict[str, Tensor]:
@@ -30,7 +31,7 @@ def test_the_first_call_is_theirs(goldens: Path, monkeypatch: pytest.MonkeyPatch
         places = next(starts).view(1, 1, count, 1)
         return tokens.gather(2, places.expand(1, 1, count, tokens.shape[3]))
 
-    monkeypatch.setattr(sparsepr, "draw_with_replacement", draw)
+    monkeypatch.setattr(metric_kmeans, "draw_with_replacement", draw)
     config = SparsePRConfig(density=0.3, query_clusters=24, key_clusters=32, probes=16, rank=4,
                             first_iterations=5, scale_clusters=False)  # fmt: skip
     found = plan_of(config, (query, key, value))
@@ -58,6 +59,47 @@ def test_every_query_cluster_keeps_as_many_keys(case: Case) -> None:
     largest = plan.key_sizes.amax(dim=-1, keepdim=True)
     kept = plan.kept_keys()
     assert bool((kept >= limit).all()) and bool((kept < limit + largest).all())
+
+
+@settings(max_examples=20)
+@given(
+    case=cases(sizes=(3, 8)),
+    score=st.sampled_from(("error", "mass")),
+    density=st.sampled_from((0.2, 0.5)),
+)
+def test_the_choice_is_the_slow_rule(
+    case: Case, score: Literal["error", "mass"], density: float
+) -> None:
+    query, key, value = case.tokens(torch.float64)
+    config = SparsePRConfig(density=density, query_clusters=case.query_blocks, score=score,
+                            key_clusters=case.key_blocks, probes=2, first_iterations=3,
+                            scale_clusters=False)  # fmt: skip
+    found = plan_of(config, (query, key, value))
+    assert isinstance(found, Corrected)
+    probes = min(2, case.query_blocks)
+    limit = max(1, math.ceil((density - probes / case.queries) * case.keys))
+    labels = found.plan.query_blocks(), found.plan.key_blocks()
+    for b in range(case.batch):
+        for h in range(case.heads):
+            for i in labels[0][b, h].unique().tolist():
+                centroid = query[b, h, labels[0][b, h] == i].mean(dim=0) * case.size**-0.5
+                scores, sizes = {}, {}
+                for j in labels[1][b, h].unique().tolist():
+                    own = labels[1][b, h] == j
+                    k, v = key[b, h, own], value[b, h, own]
+                    weights, sizes[j] = (k @ centroid).exp(), len(k)
+                    mean = (k.mean(dim=0) @ centroid).exp() * v.mean(dim=0)
+                    error = float((weights.unsqueeze(-1) * v - mean).square().sum()) / len(k)
+                    scores[j] = error if score == "error" else float(weights.sum())
+                kept, tokens = set(), 0
+                for j in sorted(scores, key=lambda j, s=scores: -s[j]):  # type: ignore[misc]
+                    if tokens < limit:  # the last one may overshoot
+                        kept.add(j)
+                        tokens += sizes[j]
+                single = {j for j in sizes if sizes[j] == 1 and score == "error"}
+                there = set(found.plan.keep[b, h, i].nonzero().flatten().tolist()) & set(sizes)
+                # Single tokens have no error, so that rounding gives their order.
+                assert there - single == kept - single
 
 
 def test_text_is_paid_for() -> None:
@@ -100,17 +142,6 @@ def test_text_padding_and_odd_sizes() -> None:
 
 def test_videos_are_apart() -> None:
     check_videos_are_apart(SparsePRConfig(probes=4, key_clusters=9000), VideoLayout(2, 4, 5))
-
-
-def test_low_rank_root() -> None:
-    rows = normal(1, 2, 30, 6, dtype=torch.float64)
-    moment = rows.transpose(2, 3) @ rows
-    full = low_rank_root(moment, 9)
-    torch.testing.assert_close(full @ full.transpose(2, 3), moment)
-    part = low_rank_root(moment, 2)
-    left = torch.linalg.svdvals(moment - part @ part.transpose(2, 3))
-    expected = torch.linalg.svdvals(moment)[..., 2:]
-    torch.testing.assert_close(left[..., :4], expected)
 
 
 def test_settings_of_the_models() -> None:

@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,8 +12,9 @@ from method_checks import check_text_padding_and_odd_sizes, check_videos_are_apa
 from torch import Tensor
 
 from svoo import BlockPlan, Call, Dense, Run, VideoLayout
+from svoo.core.quality import masked_errors
 from svoo.errors import ConfigError
-from svoo.methods.svg1 import SVG1Config, classifying_masks, make_bands, masked_errors
+from svoo.methods.svg1 import SVG1Config, classifying_masks, make_bands
 
 Family = Literal["wan", "hunyuan"]
 
@@ -37,6 +39,23 @@ def slow_mask(layout: VideoLayout, config: SVG1Config, *, temporal: bool) -> Ten
     return torch.tensor(rows)
 
 
+def slow_band(layout: VideoLayout, config: SVG1Config) -> Tensor:
+    """The blocks that the band which runs touches, token by token, bool `[C, C]`."""
+    tokens, block = layout.video, config.block
+    width = tokens * (1 - math.sqrt(1 - config.density)) / block
+    keep = torch.eye(-(-tokens // block), dtype=torch.bool)
+    for q in range(tokens):
+        for k in range(tokens):
+            if config.family == "wan":
+                seen = abs(q - k) <= math.ceil(width) * block
+                seen = seen or k < layout.height * layout.width
+            else:
+                seen = abs(q - k) < math.floor(width) * block
+            if seen:
+                keep[q // block, k // block] = True
+    return keep
+
+
 @settings(max_examples=25)
 @given(
     grid=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
@@ -59,6 +78,7 @@ def test_the_plan_is_the_slow_rule(
     masks = [slow_mask(layout, config, temporal=temporal) for temporal in (False, True)]
     frame = layout.height * layout.width
     assert plan.query_order is not None
+    assert torch.equal(plan.keep, slow_band(layout, config).expand_as(plan.keep))
     for b in range(2):
         for h in range(2):
             logits = query[b, h, rows] @ key[b, h].T / 2

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from svoo import BlockPlan, Call, Run, VideoLayout
 from svoo.errors import ConfigError
-from svoo.methods.vmoba import VMoBAConfig, keep_threshold
+from svoo.methods.vmoba import VMoBAConfig
 
 
 def partition(grid: Any, config: VMoBAConfig, kind: int) -> list[list[int]]:
@@ -131,11 +131,6 @@ def test_equal_tokens_are_one_block_and_layers_take_turns() -> None:
     assert method.heads_per_plan(tokens, tokens) > 2
     large = tokens[:, :, :1].expand(2, 2, 75_600, 4)
     assert method.heads_per_plan(large, large) == 1
-
-
-def test_equal_gates_keep_everything() -> None:
-    keep = keep_threshold(torch.ones(1, 1, 3, 4), torch.tensor([0, 1, 1]), 0.25, whole_head=False)
-    assert bool(keep.all())
 
 
 def test_text_padding_and_two_videos() -> None:

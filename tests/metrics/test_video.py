@@ -79,6 +79,9 @@ def test_other_endings_and_folders_of_others_are_refused(tmp_path: Path) -> None
     for name in ("v.json", "v.avi", ".mp4.x"):
         with pytest.raises(ConfigError, match="the video must end in"):
             check_video_path(tmp_path / name)
+    for name in (".mp4", ".GIF"):
+        with pytest.raises(ConfigError, match="must have a name before its ending, got"):
+            check_video_path(tmp_path / name)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("keep me")
     with pytest.raises(FileError, match="holds other files than pictures"):

@@ -74,6 +74,18 @@ def test_a_device_that_holds_no_numbers_or_is_not_here(device: str) -> None:
 
 
 @pytest.mark.usefixtures("no_loading")
+def test_of_what_torch_says_of_a_device_one_sentence_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError("Could not run 'aten::empty'. This could be because " + 99 * "x")
+
+    monkeypatch.setattr("torch.zeros", refuse)
+    with pytest.raises(ConfigError, match=r"--device mps .* here: Could not run 'aten::empty'$"):
+        open_pipeline(Request(**BASE, device="mps"), None)
+
+
+@pytest.mark.usefixtures("no_loading")
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU here")
 def test_offloading_needs_a_gpu() -> None:
     with pytest.raises(ConfigError, match="--offload moves idle parts off a GPU"):

@@ -1,16 +1,19 @@
 """Several ranks give the video of one. Ranks are processes that meet through gloo on the CPU."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 import torch
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
+from methods_common import SMALL
 from on_ranks import Clip, die_in_the_middle, make_clips, make_uneven_clip, refuse_each, run_ranks
 
 import svoo
 from svoo import SVOOConfig
+from svoo.catalogue import find_model
 from svoo.errors import ConfigError, ModelError, RankError, StrictError
 from svoo.plugin.apply import apply
 from svoo.plugin.parallel import Split, check_degree
@@ -42,6 +45,15 @@ CLIPS = {
     "adaspa": Clip(method="adaspa", settings=ADASPA),
 }
 OF_FOUR = ("Wan", "both experts", "HunyuanVideo", "svg2", "adaspa")
+ALWAYS: dict[str, Any] = {"dense_steps": 0, "dense_layers": 0, "strict": True}
+METHODS = {
+    f"{row.name}, {pipeline}": Clip(
+        pipeline, row.name, ALWAYS | SMALL.get(row.name, {}), call={"steps": 2}
+    )
+    for row in svoo.available_methods()
+    if row.name not in ("dense", "svoo")  # ours is among the others
+    for pipeline in ("wan2.1-t2v", "hunyuanvideo-t2v")
+}  # with guidance; with text and padding
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +74,18 @@ def test_two_ranks_make_the_video_of_one(on_two: list[dict[str, Any]], name: str
 @pytest.mark.parametrize("name", OF_FOUR)
 def test_four_ranks_make_the_video_of_one(on_four: list[dict[str, Any]], name: str) -> None:
     compare(CLIPS[name], [found[name] for found in on_four])
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def by_method(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return run_ranks(request.param, make_clips, METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_makes_the_video_of_one_rank(
+    by_method: list[dict[str, Any]], name: str
+) -> None:
+    compare(METHODS[name], [found[name] for found in by_method])
 
 
 def test_shards_of_the_video_may_differ_in_size() -> None:
@@ -159,6 +183,16 @@ def test_degrees_are_refused_unless_they_divide_the_heads(heads: int) -> None:
                 check_degree(degree, heads)
         else:
             check_degree(degree, heads)
+
+
+def test_the_page_of_limits_has_the_heads_of_the_models() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+    shown = {
+        "Wan 1.3B": "wan2.1-t2v-1.3b", "Wan 14B": "wan2.1-t2v-14b",
+        "HunyuanVideo": "hunyuanvideo-t2v", "embedded": "mini",
+    }  # fmt: skip
+    heads = ", ".join(f"{find_model(name).heads} ({title})" for title, name in shown.items())
+    assert f"| the ranks must divide the heads: {heads} |" in page
 
 
 @pytest.mark.parametrize(("degree", "video", "text"), [(1, 5, 3), (2, 7, 4), (3, 6, 2), (4, 9, 0)])

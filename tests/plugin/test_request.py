@@ -60,6 +60,7 @@ def test_the_catalogue_gives_the_call_defaults() -> None:
         ({"width": -16}, "--width must be a whole number from 1, got -16"),
         ({"fps": math.nan}, "--fps must be a number from 1 to 240, got nan"),
         ({"fps": 0}, "--fps must be a number from 1 to 240, got 0"),
+        ({"fps": 60, "out": Path("v.gif")}, "--fps must be at most 50 for a GIF, got 60"),
         ({"dtype": "int4"}, "--dtype must be one of float32, bfloat16, float16, got 'int4'"),
         ({"method": "magic"}, "--method must be one of .*svoo.*paper, release, got 'magic'"),
         ({"quality": "best"}, "--quality must be one of fast, balanced, careful, got 'best'"),

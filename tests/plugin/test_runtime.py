@@ -1,6 +1,7 @@
 """What an intercepted call does: layouts, masks, budgets, measuring."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from diffusers import FirstBlockCacheConfig
 from svoo import Profile, SVOOConfig, VideoLayout
 from svoo.errors import ProfileError
 from svoo.methods.base import Call, Dense
+from svoo.methods.repaired import RepairedConfig
 from svoo.methods.svoo.budgets import Budgets, MeasuredBudgets, ProfileBudgets
 from svoo.methods.svoo.method import SVOOMethod
 from svoo.plugin.adapters import Adapter
 from svoo.plugin.apply import Handle, apply
-from svoo.plugin.runtime import Stage, _read_layout
+from svoo.plugin.runtime import LEAST_TOKENS, LEAST_TOKENS_ELSEWHERE, Stage, _read_layout
 from svoo.profiles.profile import flow_sigmas
 
 SETTINGS: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8, "dense_layers": 0}
@@ -31,6 +33,13 @@ def budgets_of(handle: Handle) -> Budgets:
     session = handle._runtime.session
     assert session is not None and isinstance(session.method, SVOOMethod)
     return session.method.budgets
+
+
+def test_the_page_of_settings_says_which_videos_stay_dense() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    assert list(LEAST_TOKENS) == ["cpu"]
+    least = f"fewer than {LEAST_TOKENS['cpu']:,} tokens on a CPU, or {LEAST_TOKENS_ELSEWHERE:,} on"
+    assert least in " ".join(page.split())
 
 
 def test_what_is_beyond_the_grid_is_text() -> None:
@@ -120,6 +129,22 @@ def test_a_profile_that_is_not_used_is_told_of() -> None:
     with pytest.warns(UserWarning, match="profile is not used, because the tolerance decides"):
         handle = apply(pipe, profile=given)
     assert "budgets: none: the tolerance 0.0016 decides" in handle.summary()
+    with pytest.warns(UserWarning, match="profile is not used, because svg2 chooses what is kept"):
+        apply(pipe, "svg2", given)
+
+
+def test_a_method_without_budgets_asks_for_no_stored_profile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    monkeypatch.setattr("svoo.plugin.apply.find_profile", lambda *facts: asked.append(facts))
+    pipe = tiny.build("wan2.1-t2v")
+    for method in ("svg2", "radial", "dense", "svoo", RepairedConfig(of=SVOOConfig())):
+        apply(pipe, method)
+    assert asked == []
+    apply(pipe, "paper")
+    apply(pipe, RepairedConfig(of=SVOOConfig.paper()))
+    assert len(asked) == 2
 
 
 def test_a_profile_of_another_size_is_used_with_a_warning() -> None:

@@ -107,8 +107,10 @@ def test_heads_can_be_planned_in_groups() -> None:
     ]
     torch.testing.assert_close(*outputs)
     assert isinstance(one.method, LocalMethod) and isinstance(two.method, LocalMethod)
-    assert [call.head_offset for call in one.method.calls] == [0, 1]
-    assert [call.head_offset for call in two.method.calls] == [0]
+    assert [(call.head_offset, call.more_heads) for call in one.method.calls] == [
+        (0, True), (1, False),
+    ]  # fmt: skip
+    assert [(call.head_offset, call.more_heads) for call in two.method.calls] == [(0, False)]
     assert one.stats().layers[0].density_by_head == two.stats().layers[0].density_by_head
 
 

@@ -1,6 +1,7 @@
 import studying
 
 from svoo.studies.ablation import NO_CO, NO_PROFILE, AblationStudy
+from svoo.studies.base import Table
 from svoo.studies.settings import PAPER
 
 
@@ -12,3 +13,13 @@ def test_the_papers_claims_are_judged() -> None:
     assert [claim.verdict for claim in section.claims] == ["holds", "does not hold"]
     assert len(section.parts) == 2
     assert AblationStudy().show(studying.empty()).claims == []
+
+
+def test_rows_that_differ_by_two_parts_are_named_under_our_table() -> None:
+    results = studying.empty()
+    for group in ("ours", "SVOO as in the paper"):
+        studying.add_runs(results, "ablation", group, one=(30.0, 2.0))
+    parts = AblationStudy().show(results).parts
+    notes = {part.title: part.note for part in parts if isinstance(part, Table)}
+    assert "read them beside" in notes["ours"]
+    assert "read them beside" not in notes["SVOO as in the paper"]

@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 import studying
@@ -6,6 +7,7 @@ import studying
 from svoo.studies.comparisons import (
     PSNR,
     SPEED_UP,
+    _lifts,
     by_prompt,
     difference,
     groups_of,
@@ -119,3 +121,13 @@ def test_differences_in_words() -> None:
     assert say_interval(Interval(40, 30, math.inf, 3), "{:.1f}") == "40.0 (30.0 to equal)"
     assert say_interval(Interval(math.inf, math.inf, math.inf, 3), "{:.1f}") == "equal"
     assert say_interval(Interval(0.1, 0.05, 0.2, 3), "{:.0%} of loop") == "10% of loop (5 to 20)"
+
+
+def test_names_of_a_picture_do_not_lie_on_each_other() -> None:
+    points = {"rainfusion": (1.0, 30.0), "rainfusion2": (1.0, 30.1), "svg-ear": (1.01, 30.2)}
+    lifts = _lifts({**points, "far away": (2.0, 30.0), "high": (1.0, 50.0)})
+    assert lifts["far away"] == lifts["high"] == lifts["rainfusion"] == 0
+    heights = [lifts[name] + 250 * points[name][1] / (20 * 1.24) for name in points]
+    gaps = [after - before for before, after in pairwise(heights)]
+    assert all(gap >= 8 for gap in gaps)
+    assert _lifts({}) == {} and _lifts({"one": (1.0, 1.0)}) == {"one": 0.0}

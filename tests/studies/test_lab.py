@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from svoo.catalogue import find_model
 from svoo.methods.base import Call
 from svoo.methods.svg2 import SVG2Config
 from svoo.plugin import trial
@@ -21,6 +22,7 @@ from svoo.studies.scale import Scale, VideoSize
 
 pytestmark = pytest.mark.filterwarnings("ignore:the profile was measured with")
 SIZE = VideoSize(9, 32, 48)
+MODEL = find_model("mini")
 PROMPT = {"prompt": "a blue star moves right over a grassy field"}
 DENSE, SPARSE = Setting("dense", None), Setting("svg2", SVG2Config(dense_steps=0))
 
@@ -120,25 +122,34 @@ def test_scores_are_taken_where_they_are_asked_for(lab: Lab) -> None:
     lab.scorer = lambda frames: {"frames": float(len(frames))}
     row = lab.results.find("run", lab.run(DENSE, PROMPT, SIZE, score=True))
     assert row is not None and row["scores"] == {"frames": 9.0}
+    lab.results.records.clear()
     row = lab.results.find("run", lab.run(DENSE, PROMPT, SIZE))
     assert row is not None and row["scores"] == {}
+
+
+def test_a_run_with_scores_serves_those_who_ask_for_none(lab: Lab, made: list[str]) -> None:
+    lab.scorer = lambda frames: {"frames": float(len(frames))}
+    key = lab.run(SPARSE, PROMPT, SIZE, score=True)
+    assert lab.run(SPARSE, PROMPT, SIZE) == key and made == ["dense", "svg2"]
+    lab.scorer = None
+    assert lab.run(SPARSE, PROMPT, SIZE, score=True) == key and len(made) == 2
 
 
 def test_every_call_is_shown_once_per_layer_and_step(lab: Lab) -> None:
     seen: list[tuple[int, int]] = []
 
     def observe(call: Call, query: Tensor, key: Tensor) -> None:
-        assert query.shape == key.shape == (1, 4, 72, 32)
+        assert query.shape == key.shape == (1, MODEL.heads, 72, MODEL.head_dim)
         seen.append((call.step, call.layer))
 
     lab.look(PROMPT, SIZE, observe)
-    assert seen == [(step, layer) for step in range(2) for layer in range(6)]
+    assert seen == [(step, layer) for step in range(2) for layer in range(MODEL.layers)]
 
 
 def test_densities_are_those_of_the_tokens(lab: Lab) -> None:
     found = lab.densities(PROMPT, SIZE)
-    assert torch.tensor(found["by_head"]).shape == (6, 4, 2)
-    assert torch.tensor(found["by_step"]).shape == (2, 6, 2)
+    assert torch.tensor(found["by_head"]).shape == (MODEL.layers, MODEL.heads, 2)
+    assert torch.tensor(found["by_step"]).shape == (2, MODEL.layers, 2)
     by_head, by_step = (torch.tensor(found[name]) for name in ("by_head", "by_step"))
     assert torch.allclose(by_head.mean(dim=1), by_step.mean(dim=0), atol=2e-4)
     assert bool((by_head[..., 0] < by_head[..., 1]).all())  # more mass needs more keys
@@ -147,14 +158,15 @@ def test_densities_are_those_of_the_tokens(lab: Lab) -> None:
 
 
 def test_a_model_without_image_input_says_so(lab: Lab) -> None:
+    lab.pipelines = Pipelines(lab.pipelines.request)
+    lab.pipelines.model = replace(MODEL, takes_image=False)
     with pytest.raises(Skipped, match="takes no image"):
         lab.require_image()
 
 
 def test_image_to_video_begins_with_a_picture_of_another_video(lab: Lab) -> None:
     lab.pipelines = Pipelines(lab.pipelines.request)
-    assert lab.pipelines.model is not None
-    lab.pipelines.model = replace(lab.pipelines.model, takes_image=True)
+    lab.pipelines.model = replace(MODEL, takes_image=True)
     lab.require_image()
     call = lab.call(PROMPT, SIZE, "image")
     assert isinstance(call["image"], Image.Image) and call["image"].size == (48, 32)

@@ -28,9 +28,10 @@ def test_each_pipeline_is_opened_once() -> None:
         with torch.no_grad():
             value.copy_(before)
     assert pipelines.weights() == weights
+    assert pipelines.model is not None
+    pipelines.model = replace(pipelines.model, takes_image=False)
     with pytest.raises(ConfigError, match="takes no image"):
         pipelines.open("image", None)
-    assert pipelines.model is not None
     pipelines.model = replace(pipelines.model, takes_image=True)
     assert "ImageToVideo" in type(pipelines.open("image", None)).__name__
 

@@ -1,9 +1,16 @@
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import studying
 
-from svoo.studies.base import Table
+from svoo.catalogue import find_model
+from svoo.errors import ConfigError
+from svoo.studies.base import BARE, FIRST, MAIN, TABLES, Table
+from svoo.studies.lab import Lab
 from svoo.studies.quality import QualityStudy
-from svoo.studies.settings import OURS, PAPER
+from svoo.studies.scale import Scale, VideoSize
+from svoo.studies.settings import OURS, PAPER, main_settings, other_settings
 
 OTHERS = {
     "spargeattn": (25.0, 1.4),
@@ -44,6 +51,63 @@ def test_scores_are_columns_that_say_proxy() -> None:
     tables = [part for part in QualityStudy().show(results).parts if isinstance(part, Table)]
     assert "subject consistency (proxy) ↑" in tables[0].columns
     assert "imaging quality (proxy, BRISQUE) ↓" in tables[0].columns
+
+
+def test_best_of_five_is_judged_by_the_largest_videos_with_enough_prompts() -> None:
+    small, large = (
+        "all methods, text to video, 100 tokens, 20% w",
+        "text to video, 900 tokens, 20% w",
+    )
+    results = studying.empty()
+    studying.add_runs(results, "quality", small, **OTHERS, **{PAPER: (29.0, 1.9)})
+    pictures = "image to video, 100 tokens, 20% w"
+    studying.add_runs(results, "quality", pictures, **OTHERS, **{PAPER: (9.0, 0.9)})
+    for name, (psnr, _) in {**OTHERS, PAPER: (20.0, 1.0)}.items():
+        for number in range(4):
+            facts = {"psnr": psnr + number, "tokens": 900}
+            studying.add_run(results, "quality", large, name, f"prompt {number}", **facts)
+    section = QualityStudy().show(results)
+    tables = [part.title for part in section.parts if isinstance(part, Table)]
+    assert tables == [large, small, pictures]
+    assert section.claims[0].verdict == "holds" and section.claims[0].figure.startswith(small)
+    for name, (psnr, _) in {**OTHERS, PAPER: (20.0, 1.0)}.items():
+        studying.add_run(results, "quality", large, name, "prompt 4", psnr=psnr, tokens=900)
+    claim = QualityStudy().show(results).claims[0]
+    assert claim.verdict == "does not hold" and claim.figure.startswith(large)
+
+
+class TextAndImage:
+    """Pipelines that open nothing; `takes_image`: also from a picture."""
+
+    def __init__(self, *, takes_image: bool) -> None:
+        self.model = find_model("mini")
+        self.takes_image = takes_image
+
+    def needs_image(self) -> bool:
+        return False
+
+    def open(self, task: str, dtype: str | None) -> Any:  # noqa: ARG002
+        if task == "image" and not self.takes_image:
+            raise ConfigError("mini makes video from text: it takes no image")
+        return SimpleNamespace()
+
+
+@pytest.mark.parametrize("takes_image", [False, True])
+@pytest.mark.parametrize("sizes", [1, 2])
+def test_every_method_is_run_once_in_each_table(sizes: int, takes_image: bool) -> None:
+    small = VideoSize(9, 32, 48)
+    scale = Scale(small if sizes == 1 else VideoSize(9, 64, 96), small, 4)
+    pipelines: Any = TextAndImage(takes_image=takes_image)
+    inputs = [{"prompt": "one"}, {"prompt": "two"}]
+    lab = Lab(pipelines, inputs, scale, studying.empty(), machine="m", backend="cpp")
+    jobs = QualityStudy().jobs(lab)
+    keys = [job.key for job in jobs]
+    assert len(set(keys)) == len(keys)
+    main = 1 + len(main_settings(lab, 0.2))
+    counts = {turn: sum(job.turn == turn for job in jobs) for turn in (FIRST, MAIN, BARE, TABLES)}
+    others = 2 * len(other_settings(lab, 0.2)) + (2 * main if takes_image else 1)
+    large = 2 * main if sizes == 2 else 0  # of one size there is one table with warm-up
+    assert counts == {FIRST: 2 * main, MAIN: large, BARE: 2 * main, TABLES: others}
 
 
 def test_nothing_run_tells_nothing() -> None:

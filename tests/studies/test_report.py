@@ -5,8 +5,15 @@ import pytest
 import studying
 
 from svoo.errors import ConfigError
-from svoo.studies.base import Cell
-from svoo.studies.report import HTML, MARKDOWN, _mark, make_chapters, write_report
+from svoo.studies.base import FIVE, Cell, Claim
+from svoo.studies.report import (
+    HTML,
+    MARKDOWN,
+    _mark,
+    make_chapters,
+    order_claims,
+    write_report,
+)
 from svoo.studies.results import Results
 
 
@@ -54,6 +61,23 @@ def test_a_study_with_results_or_reasons_has_a_chapter(results: Results, tmp_pat
     with pytest.raises(ConfigError, match="hold no study yet"):
         write_report(studying.empty(), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_papers_five_claims_come_first_measured_or_not(
+    results: Results, tmp_path: Path
+) -> None:
+    claims = write_report(results, tmp_path)
+    assert [claim.text for claim in claims[:5]] == list(FIVE)
+    assert claims[0].verdict == "cannot be told here" and "`svoo study layers`" in claims[0].figure
+    assert "against svg2" not in claims[4].figure  # no paper mode was run
+    found = Claim("ours", "holds", "a", of_paper=False), Claim(list(FIVE)[1], "holds", "b")
+    ordered = order_claims(found)
+    assert ordered[1] is found[1] and ordered[5:] == [found[0]]
+    for name in (HTML, MARKDOWN):
+        text = (tmp_path / name).read_text()
+        assert text.index("The paper&#39;s five claims" if name == HTML else "five claims") < (
+            text.index("Quality and speed of all methods")
+        )
 
 
 def test_marks_of_markdown() -> None:

@@ -10,7 +10,7 @@ from svoo.errors import ConfigError
 from svoo.mini.vocabulary import BACKGROUNDS, COLOURS, MOTIONS, SHAPES
 from svoo.plugin.calibrate import MINI_PROMPTS, read_prompts
 from svoo.plugin.request import Request
-from svoo.studies.base import Job, Section, Skipped
+from svoo.studies.base import CLAIMS, FIRST, TABLES, Job, Section, Skipped
 from svoo.studies.forecast import Forecast
 from svoo.studies.results import Results
 from svoo.studies.run import (
@@ -84,7 +84,10 @@ class Counting:
                 raise Skipped("no such thing")
             return {"key": key}
 
-        return [Job(key, lambda key=key: make(key), 2.0) for key in "abc"]  # type: ignore[misc]
+        return [
+            Job(key, lambda key=key: make(key), 2.0, turn=FIRST)  # type: ignore[misc]
+            for key in "abc"
+        ]
 
     def show(self, results: Any) -> Section:  # noqa: ARG002
         return Section()
@@ -94,7 +97,7 @@ def lab_of(results: Results) -> Any:
     def has(study: str, key: str) -> bool:
         return results.find(study, key) is not None
 
-    return SimpleNamespace(results=results, has=has)
+    return SimpleNamespace(results=results, has=has, inputs=[{"prompt": "one"}, {"prompt": "two"}])
 
 
 def test_what_is_done_is_not_made_again_and_what_was_left_out_is_tried_again() -> None:
@@ -108,6 +111,7 @@ def test_what_is_done_is_not_made_again_and_what_was_left_out_is_tried_again() -
     assert results.of_kind("skipped") == {"layers | b": {"why": "no such thing"}}
     run_studies(pending([study], lab), lab)
     assert study.made == ["a", "b", "c", "b"]
+    assert [record.kind for record in results.records].count("skipped") == 1  # said once
 
 
 def test_the_most_important_comes_first_whatever_study_it_belongs_to() -> None:
@@ -117,13 +121,31 @@ def test_the_most_important_comes_first_whatever_study_it_belongs_to() -> None:
         def jobs(self, lab: Any) -> list[Job]:
             return [
                 replace(job, turn=turn)
-                for job, turn in zip(super().jobs(lab), (2, 0, 2), strict=True)
+                for job, turn in zip(super().jobs(lab), (TABLES, CLAIMS, TABLES), strict=True)
             ]
 
     planned = plan_jobs([Counting(), Late()], lab_of(studying.empty()))
     assert [(study.name, job.key) for study, job in planned] == [
         ("quality", "b"), ("layers", "a"), ("layers", "b"), ("layers", "c"), ("quality", "a"),
         ("quality", "c"),
+    ]  # fmt: skip
+
+
+def test_in_a_turn_all_studies_have_the_same_prompts() -> None:
+    class Prompted(Counting):
+        def jobs(self, lab: Any) -> list[Job]:
+            keys = ("two", "one", "")
+            return [
+                replace(job, key=f"{self.name} {prompt}", prompt=prompt)
+                for job, prompt in zip(super().jobs(lab), keys, strict=True)
+            ]
+
+    class Other(Prompted):
+        name = "recall"
+
+    planned = plan_jobs([Prompted(), Other()], lab_of(studying.empty()))
+    assert [job.key for _, job in planned] == [
+        "layers one", "recall one", "layers two", "recall two", "layers ", "recall ",
     ]  # fmt: skip
 
 

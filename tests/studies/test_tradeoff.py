@@ -4,6 +4,7 @@ import studying
 from svoo.methods import available_methods, find_method
 from svoo.methods.base import MethodConfig
 from svoo.methods.svoo.config import SVOOConfig
+from svoo.studies.base import Table
 from svoo.studies.comparisons import read_entries
 from svoo.studies.settings import OURS, PAPER
 from svoo.studies.tradeoff import SWEEPS, TradeoffStudy, _thin, curves, knob_of
@@ -35,7 +36,15 @@ def test_settings_of_a_method_are_one_curve() -> None:
     for name, figures in zip(names, ((35.0, 1.2), (28.0, 2.0), (30.0, 1.5)), strict=True):
         studying.add_runs(results, "tradeoff", "sweeps", **{name: figures})
     found = curves(read_entries(results, "tradeoff"))
-    assert set(found) == {PAPER, "svg2"} and len(found[PAPER]) == 2
+    assert set(found) == {PAPER, "svg2"}
+    assert [round(quality) for _, quality in found[PAPER]] == [35, 28]  # in the order of the knob
     section = TradeoffStudy().show(results)
     assert section.claims[0].verdict == "holds" and "7.0 dB" in section.claims[0].figure
     assert TradeoffStudy().show(studying.empty()).parts == ()
+
+
+def test_equal_videos_alone_are_not_drawn() -> None:
+    results = studying.empty()
+    studying.add_run(results, "tradeoff", "sweeps", "svg2, mass 0.9", "p", psnr=None)
+    parts = TradeoffStudy().show(results).parts
+    assert [type(part) for part in parts] == [Table]

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import triton
 
 from svoo.errors import BackendUnavailableError
 from tools import kernel_report as report
@@ -24,6 +25,10 @@ plan = BlockPlan(None, None, one, one, one.bool().unsqueeze(-1), MeanTerms(one.b
 sparse.sparse_attention(token, token, token, plan, scale=1.0, return_lse=True)
 print(*(report.describe_launch(each.kernel.__name__, each, 90).name for each in launched))
 """
+
+
+KNOWN_SPILLS = {("3.9.0", "attention, far terms and groups", "sm_120"): 64}
+"""Bytes, with other versions than the one that torch needs (`make test-triton`)."""
 
 
 def compiling(*command: str) -> str:
@@ -48,13 +53,14 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 def test_the_default_kernels_fit_their_devices(printed: tuple[str, Path]) -> None:
     found = json.loads(printed[1].read_text())["kernels"]
     names = {name for name, _ in report.launches(90, everything=False)}
-    assert len(names) == 11
+    assert len(names) == 13
     for architecture, limits in report.ARCHITECTURES.items():
         rows = [row for row in found if row["arch"] == f"sm_{architecture}"]
         everything = architecture in report.DEFAULT_ARCHITECTURES
         assert {row["name"] for row in rows} == (names if everything else set(report.HEAVIEST))
         for row in rows:
-            assert row["spills"] == 0, row
+            known = (triton.__version__, row["name"], row["arch"])
+            assert row["spills"] == KNOWN_SPILLS.get(known, 0), row
             assert row["registers"] > 0, row
             assert row["shared"] <= limits.block_shared, row
             assert 0 < row["occupancy"] <= 1, row
@@ -80,13 +86,29 @@ def test_keys_and_values_are_loaded_tiles_ahead(printed: tuple[str, Path]) -> No
         assert row["pending"] >= 4, row
 
 
-def test_the_main_loop_stays_short(printed: tuple[str, Path]) -> None:
-    """It was 647 instructions on sm_90, of which 240 made addresses."""
+LOOPS = {
+    "attention": (7, 40, 42),
+    "terms alone": (7, 48, 62),
+    "far field": (10.5, 48, 60),
+    "assign, features": (10, 33, 80),
+    "assign": (9, 40, 48),
+}
+"""Instructions of a main loop for each that multiplies tiles, at most: by sm_80's, by sm_90's and
+by sm_100's, which do more at a time. Attention's loop had 647 on sm_90, 54 for each."""
+
+
+def test_main_loops_stay_short(printed: tuple[str, Path]) -> None:
     found = json.loads(printed[1].read_text())["kernels"]
-    most = {"sm_90": 40, "sm_100": 42, "sm_103": 42}
+    kind = {"sm_90": 1, "sm_100": 2, "sm_103": 2}
+    bounded = set()
     for row in found:
-        if row["name"].startswith("attention") and "sm" in row["arch"]:
-            assert row["per_product"] <= most.get(row["arch"], 7), row
+        name = next((name for name in LOOPS if row["name"].startswith(name)), None)
+        if "sm" in row["arch"] and name is not None:
+            bounded.add(row["name"])
+            assert 0 < row["per_product"] <= LOOPS[name][kind.get(row["arch"], 0)], row
+        else:  # sums, lists and thresholds multiply no tiles
+            assert row["per_product"] is None, row
+    assert len(bounded) == 4 + 4
 
 
 def test_co_clustering_takes_a_quarter_of_the_two_pass_form(printed: tuple[str, Path]) -> None:

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from svoo import BlockPlan, FarTerms
+from svoo import BlockPlan, Call, FarTerms, Run
 from svoo.kernels.triton.tiles import Tile
 from tools.static_time import Work
-from tools.tile_fill import Point, Tiles, at_error, count_tiles
+from tools.tile_fill import Point, Tiles, WatchConfig, at_error, count_tiles, random_like
 
 TILE = Tile(128, 64, 8, 7)
 
@@ -45,3 +45,17 @@ def test_the_place_of_an_error_between_two_points() -> None:
         assert found is not None
         assert found[0] == pytest.approx(share) and found[1] is points[before]
     assert at_error(points, 0.05) is None
+
+
+@pytest.mark.parametrize(("layers", "heads", "size"), [(6, 4, 32), (7, 2, 64)])
+def test_tokens_are_watched_in_any_model(layers: int, heads: int, size: int) -> None:
+    config = WatchConfig()
+    method = config.start(Run(steps=2, layers=layers, heads=heads))
+    sides = [torch.full((2, heads, 10, size), float(layer)) for layer in range(layers)]
+    for step in range(2):
+        for layer, side in enumerate(sides):
+            method.plan(side, side, side, Call(step, layer))
+    assert [float(query[0, 0, 0, 0]) for query, _, _ in config.seen] == [2, layers - 2]
+    ((query, _, value),) = random_like(config.seen)
+    assert query.shape == value.shape == (1, heads, 10, size)
+    assert not torch.equal(query, value)

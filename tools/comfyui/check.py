@@ -40,6 +40,8 @@ OPTIONS: dict[str, Any] = {
     "strict": True,
     "verbose": True,
 }
+FEW_STEPS = 4
+LOUDER = (1 - 1e-6, 1 + 3e-7, 1 + 1e-6)  # float32 rounds by up to 6e-8
 Link = list[Any]
 
 
@@ -146,22 +148,34 @@ def alike(first: Tensor, second: Tensor) -> float:
 
 
 def check_against_apply(check: Check, pipe: Any) -> None:
-    """Without guidance, Euler: the node must give what `svoo.apply` gives, dense what dense."""
-    sampler = {"sampler_name": "euler", "steps": check.steps, "cfg": 1.0}
-    here = check.run(check.mini, sampler)
-    noise = torch.randn(here.dense.shape, generator=torch.manual_seed(3))
-    sigmas = prepare.simple_sigmas(check.steps, 3.0)
+    """Without guidance, Euler: the node must give what `svoo.apply` gives, dense what dense.
+
+    Over many steps a rounding decides some choice at its margin, and what follows differs. So the
+    node may then be as far from `svoo.apply` as that is from itself with slightly louder noise.
+    """
     text = prepare.encode(pipe, PROMPT)[0]
-    dense = prepare.sample_euler(pipe, noise, text, sigmas)
-    sparse = prepare.sparse_euler(pipe, noise, text, sigmas, svoo.SVOOConfig.balanced())
-    figures = {
-        "dense against diffusers' dense (dB)": alike(dense, here.dense),
-        "sparse against svoo.apply (dB)": alike(sparse, here.sparse),
-        "sparse against dense (dB)": alike(here.dense, here.sparse),
-        "report": here.report,
-    }
-    passed = min(list(figures.values())[:2]) >= 60  # type: ignore[type-var, operator]
-    check.expect("the same as svoo.apply", passed=passed, figures=figures)
+    config = svoo.SVOOConfig.balanced()
+    for steps in (FEW_STEPS, check.steps):
+        here = check.run(check.mini, {"sampler_name": "euler", "steps": steps, "cfg": 1.0})
+        noise = torch.randn(here.dense.shape, generator=torch.manual_seed(3))
+        sigmas = prepare.simple_sigmas(steps, 3.0)
+        dense = prepare.sample_euler(pipe, noise, text, sigmas)
+        sparse = prepare.sparse_euler(pipe, noise, text, sigmas, config)
+        louder = [
+            alike(sparse, prepare.sparse_euler(pipe, noise * factor, text, sigmas, config))
+            for factor in LOUDER
+        ]
+        same_dense, same = alike(dense, here.dense), alike(sparse, here.sparse)
+        figures = {
+            "dense against diffusers' dense (dB)": same_dense,
+            "sparse against svoo.apply (dB)": same,
+            "svoo.apply against itself, noise slightly louder (dB)": louder,
+            "sparse against dense (dB)": alike(here.dense, here.sparse),
+            "report": here.report,
+        }
+        least = 60 if steps == FEW_STEPS else min(60, min(louder) - 3)
+        passed = same_dense >= 60 and same >= least
+        check.expect(f"the same as svoo.apply, {steps} steps", passed=passed, figures=figures)
 
 
 def check_guided(check: Check, pipe: Any) -> None:
@@ -264,7 +278,7 @@ def check_examples(check: Check) -> None:
 def save_strip(videos: list[Any], path: Path) -> None:
     """Save the first, the middle and the last frame of some videos, one row each."""
     rows = [
-        np.concatenate([video[place] for place in (0, len(video) // 2, -1)], axis=1)
+        np.concatenate([video[number] for number in (0, len(video) // 2, -1)], axis=1)
         for video in videos
     ]
     pixels = (np.concatenate(rows, axis=0) * 255).round().astype(np.uint8)

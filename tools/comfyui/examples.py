@@ -42,9 +42,9 @@ def find_problems(workflow: dict[str, Any], nodes: dict[str, Any]) -> list[str]:
                 f"{kind} has {count_widgets(nodes[kind])} widgets, not "
                 f"{len(node['widgets_values'])}"
             )
-    for number, source, slot, target, place, _ in workflow["links"]:
+    for number, source, slot, target, entry, _ in workflow["links"]:
         given = nodes.get(by_number[source]["type"], {"output": []})["output"]
-        wanted = by_number[target]["inputs"][place]["type"]
+        wanted = by_number[target]["inputs"][entry]["type"]
         if slot >= len(given) or wanted not in ("*", given[slot]):
             problems.append(f"link {number} gives what is not {wanted}")
     return problems

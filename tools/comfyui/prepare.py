@@ -94,7 +94,7 @@ def simple_sigmas(steps: int, shift: float) -> list[float]:
     """Return the noise levels of ComfyUI's scheduler "simple": a thousand shifted levels, every
     so many of them, and 0."""
     levels = [
-        shift * t / (1 + (shift - 1) * t) for t in (place / 1000 for place in range(1, 1001))
+        shift * t / (1 + (shift - 1) * t) for t in (level / 1000 for level in range(1, 1001))
     ]
     return [levels[-(1 + int(step * 1000 / steps))] for step in range(steps)] + [0.0]
 

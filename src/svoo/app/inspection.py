@@ -95,7 +95,9 @@ def layer_rows(profile: Profile, mass: float = 0.95) -> list[LayerRow]:
 
 def leave_out(profile: Profile, part: float) -> Profile:
     """Return a profile without the first part of its steps, where a run is dense anyway."""
-    first = round(part * len(profile.sigma)) if 0 <= part < 1 else len(profile.sigma)
+    if not 0 <= part < 1:
+        raise ConfigError(f"the part of the steps to leave out must be from 0 to below 1: {part}")
+    first = round(part * len(profile.sigma))
     if first >= len(profile.sigma):
         raise ConfigError(f"{part} of {len(profile.sigma)} steps left out leaves none")
     return replace(

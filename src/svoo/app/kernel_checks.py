@@ -8,10 +8,18 @@ import torch
 from torch import Tensor
 
 from svoo.backends import attend
-from svoo.core.clustering import assign_tokens, choose_implementation, update_centroids
+from svoo.core.clustering import (
+    Implementation,
+    assign_tokens,
+    choose_implementation,
+    from_sorted,
+    update_centroids,
+)
 from svoo.core.far_field import find_moments, see_blocks
 from svoo.core.far_plan import plan_far_field
+from svoo.core.features import find_features
 from svoo.core.plan import BlockPlan
+from svoo.core.selection import select_blocks
 from svoo.core.sorting import sort_sides
 from svoo.core.terms import MeanTerms
 
@@ -37,6 +45,8 @@ def check_kernels(tokens: Tokens, plan: BlockPlan) -> dict[str, float]:
     plain = find_moments(key[:, :1], order[:, :1], sizes[:, :1], by="torch")
     found = {
         "assignment": _check_assignment(query, means.float(), by),
+        "assignment, features": _check_features(tokens, plan, by),
+        "selection": _check_selection(query, key, plan),
         "means": _apart(means[:, :1], plain.mean),
         "variances": _apart(moments.variance[:, :1], plain.variance),
     }
@@ -55,15 +65,33 @@ def check_kernels(tokens: Tokens, plan: BlockPlan) -> dict[str, float]:
     return found | _check_attention(tokens, plan)
 
 
-def _check_assignment(tokens: Tensor, weights: Tensor, by: str) -> float:
+def _check_assignment(tokens: Tensor, weights: Tensor, by: Implementation) -> float:
     """Return by how much a better label than the one found scores, of the largest score."""
     weights = weights - weights.mean(dim=2, keepdim=True)
     bias = weights.new_zeros(weights.shape[:3])
-    labels = assign_tokens(tokens, weights, bias, by=by)  # type: ignore[arg-type]
+    labels = assign_tokens(tokens, weights, bias, by=by)
     some = slice(0, None, max(1, tokens.shape[2] // _ROWS))
     scores = tokens[:, :1, some].float() @ weights[:, :1].to(tokens.dtype).float().mT
     chosen = scores.gather(-1, labels[:, :1, some].unsqueeze(-1)).squeeze(-1)
     return float((scores.amax(dim=-1) - chosen).max() / scores.abs().max())
+
+
+def _check_features(tokens: Tokens, plan: BlockPlan, by: Implementation) -> float:
+    """Return the same for features of the keys, which are float32 on every device."""
+    features = find_features(*tokens)[1]
+    old = features.new_zeros(*plan.key_sizes.shape, features.shape[3])
+    means = update_centroids(features, plan.key_blocks(), old, by=by).centroids
+    return _check_assignment(features, means.float(), by)
+
+
+def _check_selection(query: Tensor, key: Tensor, plan: BlockPlan) -> float:
+    """Return 1 where another block is kept than by sorting: whole numbers leave no room."""
+    labels = plan.query_blocks(), plan.key_blocks()
+    counts = plan.keep.shape[2], plan.keep.shape[3]
+    clusters = from_sorted(query, key, *sort_sides(labels, counts))
+    budgets = torch.full((query.shape[1],), 0.2, device=query.device)
+    by_sorting = select_blocks(clusters, budgets, implementation="torch")
+    return float(not torch.equal(select_blocks(clusters, budgets), by_sorting))
 
 
 def _check_attention(tokens: Tokens, plan: BlockPlan) -> dict[str, float]:

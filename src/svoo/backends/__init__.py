@@ -116,10 +116,12 @@ def run_plan(
     scale: float | None = None,
     return_lse: bool = False,
 ) -> Tensor | Attention:
-    """Attend from query `[B, H, N, D]` to key, value `[B, H, M, D]` as the plan says: output `[B,
-    H, N, D]`.
+    """Attend as the plan says, and return the output `[B, H, N, D]`.
 
-    `return_lse=True` returns (output, log-sum-exp `[B, H, N]`). For inference: no gradients flow.
+    query is `[B, H, N, D]`, key and value `[B, H, M, D]`. `backend="auto"` takes the first that
+    can run this call here; any other name runs or says why not. `scale` multiplies logits (None:
+    one over the root of the head size). `return_lse=True` returns (output, log-sum-exp
+    `[B, H, N]`). For inference: no gradients flow.
     """
     result = attend(query, key, value, plan, backend=backend, scale=scale, return_lse=return_lse)
     return Attention(result.output, result.lse) if return_lse else result.output

@@ -76,10 +76,16 @@ def split_evenly(
 
 def turn_to_axes(points: Tensor) -> Tensor:
     """Return points `[B, H, N, D]`, centred and turned onto the principal axes of each head, in
-    float32 or wider."""
+    float32 or wider.
+
+    An axis points to where its largest component is positive: what LAPACK gives may turn round
+    with the last bit of a token, and the halves of a split would change places.
+    """
     wide = points.to(accumulation_dtype(points))
     centred = wide - wide.mean(dim=2, keepdim=True)
-    return centred @ eigen(centred.transpose(2, 3) @ centred).vectors
+    axes = eigen(centred.transpose(2, 3) @ centred).vectors
+    largest = axes.gather(2, axes.abs().argmax(dim=2, keepdim=True))
+    return centred @ (axes * largest.sign())
 
 
 def square_root(moment: Tensor) -> Tensor:

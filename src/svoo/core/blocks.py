@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from svoo.core.plan import BlockPlan
-from svoo.core.selection import falling_order
 from svoo.core.terms import Terms
 from svoo.core.validate import accumulation_dtype
 
@@ -50,14 +49,6 @@ def split_blocks(tokens: Tensor, block: int) -> Tensor:
     whole = pad(tokens, (0, 0, 0, missing)) if missing else tokens
     blocks: Tensor = whole.unflatten(2, (-1, block))
     return blocks
-
-
-def keep_top(scores: Tensor, count: int | Tensor) -> Tensor:
-    """Return which blocks are among the `count` best of their row of scores `[..., C]`; of equal
-    ones the first. `count` is one for all, or one per row `[..., 1]`."""
-    order = falling_order(scores)
-    chosen = torch.arange(scores.shape[-1], device=scores.device) < count
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, chosen.expand_as(order))
 
 
 def plan_blocks(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from svoo.core.random import seeded
 from svoo.core.sorting import SortedLabels, sort_labels
-from svoo.core.validate import accumulation_dtype, check_tokens, inference_only
+from svoo.core.validate import accumulation_dtype, check_tensor, check_tokens, inference_only
 from svoo.errors import BackendUnavailableError, ConfigError, NonFiniteError, ShapeError
 from svoo.kernels.cpp import clusters as cpp
 from svoo.kernels.cpp import why_no_cpp
@@ -164,10 +164,10 @@ def start_centroids(
     """Check the request; return the first query and key centroids `[B, H, C, D]`, given or drawn,
     in the accumulation dtype."""
     check_tokens(query, key, finite=check)
-    if iterations < 1:
-        raise ConfigError(f"iterations must be >= 1, got {iterations}")
+    if not isinstance(iterations, int) or iterations < 1:
+        raise ConfigError(f"iterations must be a whole number >= 1, got {iterations}")
     for name, count, tokens in (("query", query_clusters, query), ("key", key_clusters, key)):
-        if not 1 <= count <= tokens.shape[2]:
+        if not isinstance(count, int) or not 1 <= count <= tokens.shape[2]:
             raise ConfigError(
                 f"{name}_clusters must be between 1 and the {tokens.shape[2]} {name} tokens, "
                 f"got {count}"
@@ -179,10 +179,14 @@ def start_centroids(
             _draw_tokens(query, query_clusters, chance).to(dtype),
             _draw_tokens(key, key_clusters, chance).to(dtype),
         )
+    if not isinstance(initial, tuple) or len(initial) != 2:
+        raise ConfigError(f"initial must be (query centroids, key centroids), got {initial!r}")
     for name, given, tokens, count in (
         ("query", initial[0], query, query_clusters),
         ("key", initial[1], key, key_clusters),
     ):
+        if check:
+            check_tensor(f"initial {name} centroids", given)
         expected = (*tokens.shape[:2], count, tokens.shape[3])
         if given.shape != expected:
             raise ShapeError(

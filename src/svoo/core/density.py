@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from svoo.core.random import sample_rows
+from svoo.core.selection import WHOLE, whole_shares
 from svoo.core.validate import (
     accumulation_dtype,
     check_mass,
@@ -68,10 +69,10 @@ def required_density(
     dtype = accumulation_dtype(query)
     scaled = query.to(dtype) * default_scale(query, scale)
     wanted = torch.tensor(masses, dtype=torch.float64)
-    heads = zip(scaled.flatten(0, 1), key.flatten(0, 1), strict=True)
     count = _count_by_sorting if exact else _count_in_bins
-    # [B * H, rows, masses]; a head at a time in float32, not all
-    counts = torch.stack([count(one, other.to(dtype), wanted) for one, other in heads])
+    # [B * H, rows, masses]; a head at a time in float32, not all. `flatten` might copy all keys.
+    heads = [(sample, head) for sample in range(len(key)) for head in range(key.shape[1])]
+    counts = torch.stack([count(scaled[at], key[at].to(dtype), wanted) for at in heads])
     fraction = torch.where((wanted < 1).to(counts.device), counts, keys)
     fraction = fraction.unflatten(0, query.shape[:2]).to(dtype).to(query.device) / keys
     value = fraction.mean(dim=2)
@@ -89,11 +90,12 @@ def required_density(
 def _count_by_sorting(query: Tensor, key: Tensor, masses: Tensor) -> Tensor:
     """Return how many keys `[M, D]` each row of a scaled query `[rows, D]` needs, `[rows,
     masses]`."""
-    wanted = masses.to(key.dtype).to(key.device)  # rounded first: not every device has float64
+    # Whole numbers: their sums are the same on every device, and not every device has float64.
+    wanted = (masses * WHOLE).ceil().long().to(key.device)
     counts = []
     for part in query.split(max(1, _SORTED_ELEMENTS // len(key))):
         weights = (part @ key.T).softmax(dim=-1)
-        reached = weights.sort(dim=-1, descending=True).values.cumsum(dim=-1)
+        reached = whole_shares(weights.sort(dim=-1, descending=True).values).cumsum(dim=-1)
         below = torch.searchsorted(reached, wanted.repeat(len(part), 1))
         counts.append((below + 1).clamp(max=len(key)))
     return torch.cat(counts)

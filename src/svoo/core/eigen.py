@@ -22,3 +22,12 @@ def eigen(moment: Tensor) -> Eigen:
     only spoils its own head, as it does in dense attention.
     """
     return Eigen(*torch.linalg.eigh(moment.nan_to_num(0.0, 0.0, 0.0)))
+
+
+def low_rank_root(moment: Tensor, rank: int) -> Tensor:
+    """Return F `[B, H, D, rank]` (D, if that is less) such that F F^T is the part of moments `[B,
+    H, D, D]` with the largest eigenvalues."""
+    values, vectors = eigen(moment)  # rising
+    largest = slice(max(0, moment.shape[-1] - rank), None)
+    root: Tensor = vectors[..., largest] * values[..., largest].clamp(min=0).sqrt().unsqueeze(2)
+    return root

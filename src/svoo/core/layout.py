@@ -28,7 +28,10 @@ class VideoLayout:
 
     def __post_init__(self) -> None:
         """Refuse an empty grid and a negative number of text tokens."""
-        if min(self.frames, self.height, self.width) < 1 or self.text < 0:
+        counts = self.frames, self.height, self.width, self.text
+        if not all(isinstance(count, int) for count in counts):
+            raise ShapeError(f"a video layout needs whole numbers of tokens, got {counts}")
+        if min(counts[:3]) < 1 or self.text < 0:
             raise ShapeError(
                 f"a video layout needs a grid of at least 1 x 1 x 1 and no negative text, got "
                 f"{self.frames} x {self.height} x {self.width} with {self.text} text tokens"

@@ -13,6 +13,7 @@ from svoo.core.random import sample_rows
 from svoo.core.validate import accumulation_dtype, check_tokens, default_scale, inference_only
 
 _CHUNK_ELEMENTS = 1 << 22  # logits held at a time
+_GROUP_ELEMENTS = 1 << 27  # of keys, values and logits held at a time on a GPU: 512 MB
 
 
 @inference_only
@@ -107,3 +108,34 @@ def _real_tokens(query: Tensor, layout: VideoLayout | None) -> Tensor | None:
     layout.check(query.shape[0], query.shape[2])
     real = layout.real_tokens()
     return None if real is None else real.to(query.device)
+
+
+def masked_errors(
+    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, masks: Tensor, scale: float | None
+) -> Tensor:
+    """Return the mean squared error of attention under each of masks `[2, R, N]` at rows `[R]`, of
+    query, key, value `[B, H, N, D]`: `[2, B, H]`; infinite where a mask holds none of the mass."""
+    dtype = accumulation_dtype(query)
+    scaled = query.index_select(2, rows).to(dtype) * default_scale(query, scale)
+    masks = masks.to(dtype)
+    group = _heads_at_a_time(key, len(rows))
+    errors = []
+    for first in range(0, query.shape[1], group):
+        heads = slice(first, first + group)
+        wide = value[:, heads].to(dtype)
+        logits = scaled[:, heads] @ key[:, heads].to(dtype).transpose(2, 3)
+        weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
+        exact = weights @ wide / weights.sum(dim=-1, keepdim=True)
+        kept = torch.empty_like(weights)
+        for mask in masks:
+            torch.mul(weights, mask, out=kept)
+            output = kept @ wide / kept.sum(dim=-1, keepdim=True)
+            errors.append((output - exact).square_().mean(dim=(2, 3)).nan_to_num_(torch.inf))
+    return torch.stack((torch.cat(errors[::2], dim=1), torch.cat(errors[1::2], dim=1)))
+
+
+def _heads_at_a_time(key: Tensor, rows: int) -> int:
+    """Return how many heads `masked_errors` takes together: on a CPU one stays in cache, a GPU
+    wants as many as some memory allows."""
+    one = len(key) * key.shape[2] * 2 * (key.shape[3] + rows)
+    return 1 if key.device.type == "cpu" else max(1, _GROUP_ELEMENTS // one)

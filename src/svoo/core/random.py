@@ -17,7 +17,7 @@ def sample_rows(
     tokens: int, rows: int | None, generator: torch.Generator | None, device: torch.device
 ) -> Tensor | None:
     """Draw `rows` of so many query tokens without replacement; None stands for all of them."""
-    if rows is not None and not 1 <= rows <= tokens:
+    if rows is not None and (not isinstance(rows, int) or not 1 <= rows <= tokens):
         raise ShapeError(f"rows must be between 1 and the {tokens} query tokens, got {rows}")
     if rows is None or rows == tokens:
         return None

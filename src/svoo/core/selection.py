@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from svoo.core.clustering import CoClusters
+from svoo.core.clustering import CoClusters, Implementation, choose_implementation
 from svoo.core.validate import check_budgets, check_mass, default_scale, inference_only
+from svoo.kernels.triton import why_no_kernels
 
-_WHOLE = 1 << 40
+WHOLE = 1 << 40
+"""What `whole_shares` makes of 1."""
 _BITS, _MASS_BITS = 28, 20  # with 16,384 blocks a product has 62
 
 BudgetUnit = Literal["tokens", "clusters", "whole clusters"]
@@ -41,30 +43,38 @@ def select_blocks(
     scale: float | None = None,
     unit: BudgetUnit = "tokens",
     check: bool = True,
+    implementation: Implementation = "auto",
 ) -> Tensor:
     """Choose the key blocks that each query block attends to: bool `[B, H, Cq, Ck]`.
 
-    Largest coarse mass first, `needed` is the fewest key clusters that together reach `mass` (1:
-    every non-empty one) and `allowed` is what the head's budget (`[H]` or `[B, H]`, a fraction
-    of key tokens or clusters, see `SVOOConfig.budget_unit`) pays for. A head whose budget is above
-    `theta` takes the smaller of the two, another the larger; without budgets mass alone decides.
-    At least one block is kept, an empty one never.
+    A query block takes key blocks in the order of their `coarse_mass`, largest first. Two numbers
+    say how many: the fewest that together reach `mass` (1: all that are not empty), and those that
+    the head's budget pays for. `budgets` are `[H]` or `[B, H]`,
+    fractions of key tokens or clusters as `unit` says (see `SVOOConfig.budget_unit`). A head whose
+    budget is above `theta` takes the smaller number, any other head the larger. Without budgets
+    mass alone decides. At least one block is kept, an empty one never.
+
+    `implementation`: "triton" finds the threshold without sorting, all others sort.
     """
     check_mass(mass)
     coarse = coarse_mass(clusters, scale=scale)
     sizes = clusters.key.sizes.unsqueeze(2)
+    if budgets is not None:
+        check_budgets(budgets, *coarse.shape[:2], values=check)
+    if _in_triton(clusters.query.centroids, coarse, implementation):
+        return _select_in_triton(coarse, clusters.key.sizes, budgets, mass, theta, unit)
     order = falling_order(coarse.masked_fill(sizes == 0, -1.0))
     non_empty = (sizes > 0).sum(dim=-1)  # [B, H, 1]
     if mass < 1:
-        reached = _whole(coarse).gather(-1, order).cumsum(dim=-1)
-        count = ((reached < math.ceil(mass * _WHOLE)).sum(dim=-1) + 1).minimum(non_empty)
+        reached = whole_shares(coarse).gather(-1, order).cumsum(dim=-1)
+        count = ((reached < math.ceil(mass * WHOLE)).sum(dim=-1) + 1).minimum(non_empty)
     else:
         count = non_empty.expand(order.shape[:3])
     if budgets is not None:
-        check_budgets(budgets, *coarse.shape[:2], values=check)
         budget = budgets.reshape(-1, coarse.shape[1], 1)
         above = budget > theta  # in the budgets' own precision: float32's 0.1 is not above 0.1
-        allowed = _allowed(budget.to(coarse), sizes, order, unit).clamp(min=1).minimum(non_empty)
+        limit = _limit(budget.to(coarse), sizes, unit)
+        allowed = _allowed(limit, sizes, order, unit).clamp(min=1).minimum(non_empty)
         count = torch.where(above, count.minimum(allowed), count.maximum(allowed))
     ranks = torch.arange(order.shape[-1], device=order.device)
     return torch.zeros_like(order, dtype=torch.bool).scatter_(
@@ -80,17 +90,44 @@ def count_kept(sparsity: float, blocks: int) -> int:
 def keep_mass(weights: Tensor, mass: float, least: int = 1) -> Tensor:
     """Return the largest of weights `[..., C]` while the sum before an entry is below `mass` of
     the row's, and at least so many, as bool `[..., C]`; of equal ones the first."""
-    order = falling_order(weights)
-    # Whole numbers, see `_whole`, after a factor that is a power of two and so rounds nothing.
+    # Whole numbers, see `whole_shares`, after a factor that is a power of two: it rounds nothing.
     _, exponent = torch.frexp(weights.amax(dim=-1, keepdim=True).float())
     wide = weights.to(torch.promote_types(weights.dtype, torch.float32))
-    whole = torch.ldexp(wide, _BITS - exponent).round().long()
+    factor = torch.ldexp(torch.ones_like(exponent, dtype=wide.dtype), _BITS - exponent)
+    enough = math.ceil(mass * (1 << _MASS_BITS))
+    if needs_no_sorting(weights):
+        from svoo.kernels.triton.select import keep_best
+
+        return keep_best(weights, least, factor, enough, enough_bits=_MASS_BITS)
+    order = falling_order(weights)
+    whole = (wide * factor).round().long()
     shares = whole.gather(-1, order)
     before = shares.cumsum(dim=-1) - shares
     ranks = torch.arange(order.shape[-1], device=order.device)
-    limit = math.ceil(mass * (1 << _MASS_BITS)) * whole.sum(dim=-1, keepdim=True)
+    limit = enough * whole.sum(dim=-1, keepdim=True)
     first = (before << _MASS_BITS < limit) | (ranks < least)
     return torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, order, first)
+
+
+def keep_top(scores: Tensor, count: int | Tensor) -> Tensor:
+    """Return which blocks are among the `count` best of their row of scores `[..., C]`; of equal
+    ones the first. `count` is one for all, or one per row `[..., 1]`."""
+    if needs_no_sorting(scores):
+        from svoo.kernels.triton.select import keep_best
+
+        return keep_best(scores, count)
+    order = falling_order(scores)
+    chosen = torch.arange(scores.shape[-1], device=scores.device) < count
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, chosen.expand_as(order))
+
+
+def needs_no_sorting(scores: Tensor) -> bool:
+    """Return whether a kernel finds the best of scores `[..., C]` by a threshold."""
+    if scores.dtype != torch.float32 or why_no_kernels(scores[..., :1]) is not None:
+        return False
+    from svoo.kernels.triton.select import MOST_BLOCKS
+
+    return scores.shape[-1] <= MOST_BLOCKS
 
 
 def least_of_best(values: Tensor, count: int) -> Tensor:
@@ -123,18 +160,56 @@ def falling_order(ranking: Tensor) -> Tensor:
     return torch.from_numpy(np.sort((indices - (rank << 16)).numpy(), axis=-1)) & 0xFFFF
 
 
-def _whole(weights: Tensor) -> Tensor:
+def whole_shares(weights: Tensor) -> Tensor:
     """Return weights in [0, 1] as whole numbers: their sums are the same in any order, on every
     device, and allowed where torch is told to be deterministic."""
-    return (weights * _WHOLE).round().long()
+    return (weights * WHOLE).round().long()
 
 
-def _allowed(budget: Tensor, sizes: Tensor, order: Tensor, unit: BudgetUnit) -> Tensor:
-    """Return how many of the first key clusters in `order` a budget pays for, `[B, H, Cq]`."""
+def _limit(budget: Tensor, sizes: Tensor, unit: BudgetUnit) -> Tensor:
+    """Return the tokens, or the key clusters, that budgets `[B or 1, H, 1]` pay for, int64; sizes
+    are `[B, H, 1, Ck]`."""
     if unit == "tokens":
-        tokens = sizes.expand(order.shape).gather(-1, order).cumsum(dim=-1)
-        limit = (budget * sizes.sum(dim=-1) + 1e-3).floor()
-        return (tokens <= limit.unsqueeze(-1)).sum(dim=-1)
-    share = budget * order.shape[-1]
-    clusters = (share - 1e-4).ceil() if unit == "clusters" else (share + 1e-4).floor()
-    return clusters.long().expand(order.shape[:3])
+        return (budget * sizes.sum(dim=-1) + 1e-3).floor().long()
+    share = budget * sizes.shape[-1]
+    return ((share - 1e-4).ceil() if unit == "clusters" else (share + 1e-4).floor()).long()
+
+
+def _allowed(limit: Tensor, sizes: Tensor, order: Tensor, unit: BudgetUnit) -> Tensor:
+    """Return how many of the first key clusters in `order` a limit allows, `[B, H, Cq]`."""
+    if unit != "tokens":
+        return limit.expand(order.shape[:3])
+    tokens = sizes.expand(order.shape).gather(-1, order).cumsum(dim=-1)
+    return (tokens <= limit.unsqueeze(-1)).sum(dim=-1)
+
+
+def _in_triton(centroids: Tensor, coarse: Tensor, implementation: Implementation) -> bool:
+    """Return whether the kernel selects; asking for it by name where it cannot is refused."""
+    if implementation == "auto":
+        if why_no_kernels(centroids) is not None:
+            return False
+    elif choose_implementation(centroids, implementation) != "triton":
+        return False
+    from svoo.kernels.triton.select import MOST_BLOCKS
+
+    return coarse.dtype == torch.float32 and coarse.shape[3] <= MOST_BLOCKS
+
+
+def _select_in_triton(
+    coarse: Tensor,
+    sizes: Tensor,
+    budgets: Tensor | None,
+    mass: float,
+    theta: float,
+    unit: BudgetUnit,
+) -> Tensor:
+    """Do what `select_blocks` says without sorting; sizes are `[B, H, Ck]`."""
+    from svoo.kernels.triton.select import keep_largest
+
+    enough = math.ceil(mass * WHOLE) if mass < 1 else 1 << 62  # more than there is
+    if budgets is None:
+        return keep_largest(coarse, sizes, enough, WHOLE)
+    budget = budgets.reshape(-1, coarse.shape[1], 1)
+    limit = _limit(budget.to(coarse), sizes.unsqueeze(2), unit).expand(*coarse.shape[:2], 1)
+    above = (budget > theta).expand(limit.shape)
+    return keep_largest(coarse, sizes, enough, WHOLE, limit, above, count_tokens=unit == "tokens")

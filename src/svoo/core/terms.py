@@ -37,7 +37,7 @@ class GroupTerms:
 
 @dataclass(frozen=True, eq=False)
 class FarTerms:
-    """A left-out key block enters the softmax as its query block sees it.
+    """A left-out key block enters the softmax as its query block sees it: terms of the far field.
 
     middle bool `[B, H, Cq, Ck]`: the blocks with a term, none of them kept; bias float32
     `[B, H, Cq, Ck]`; value `[B, H, Cq, Ck, D]` in the tokens' dtype. Block j enters the softmax of

@@ -93,16 +93,25 @@ def check_tokens(
         raise ShapeError(f"key has {key.shape[2]} tokens, but value has {value.shape[2]}")
     if finite:
         for name, tensor in given.items():
-            if name != "value" and not bool(torch.isfinite(tensor).all()):
+            if name != "value" and not is_finite(tensor):
                 raise NonFiniteError(
                     f"{name} holds NaN or infinity; the attention logits would too"
                 )
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether a tensor holds neither NaN nor infinity; waits for the device.
+
+    Its extremes say it (NaN is both of them), and hold no second copy of the tensor, as
+    `torch.isfinite` does.
+    """
+    return bool(torch.isfinite(torch.stack((tensor.amax(), tensor.amin()))).all())
+
+
 def check_mass(*masses: float) -> None:
     """Refuse a mass outside (0, 1]."""
     for mass in masses:
-        if not 0 < mass <= 1:
+        if not isinstance(mass, int | float) or not 0 < mass <= 1:
             raise ConfigError(f"mass must be in (0, 1], got {mass!r}")
 
 

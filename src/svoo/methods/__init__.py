@@ -18,6 +18,7 @@ from svoo.methods.pisa import PISAConfig
 from svoo.methods.radial import RadialConfig
 from svoo.methods.rainfusion import RainFusionConfig
 from svoo.methods.rainfusion2 import RainFusion2Config
+from svoo.methods.repaired import RepairedConfig
 from svoo.methods.sol import SolConfig
 from svoo.methods.spargeattn import SpargeAttnConfig
 from svoo.methods.sparsepr import SparsePRConfig
@@ -54,8 +55,8 @@ METHODS: tuple[MethodRow, ...] = (
         "svoo",
         SVOOConfig,
         "SVOO, ICML 2026",
-        "blocks of clusters, as many as each head needs",
-        "one term per left-out block",
+        "blocks of clusters whose term would err by more than the tolerance",
+        "one term per left-out block, or per group of them",
         knob=Knob("tolerance", 10.0, 1e-6, geometric=True),
     ),
     MethodRow(
@@ -226,8 +227,22 @@ PRESETS = ("paper", "release")  # SVOO's, accepted as names of methods
 
 
 def available_methods() -> tuple[MethodRow, ...]:
-    """Return every method that can be chosen by name."""
+    """Return every method that can be chosen by name, one row each.
+
+    A row has the `name` that `svoo.apply` takes, the `config` class, the `paper`, what the method
+    `keeps`, what becomes of the `rest`, and its `knob`.
+    """
     return METHODS
+
+
+def uses_profile(config: MethodConfig) -> bool:
+    """Say whether a method reads the profile of its run. Of ours only SVOO does, where no
+    tolerance decides; one that somebody wrote may."""
+    if isinstance(config, RepairedConfig):
+        return uses_profile(config.of)
+    if isinstance(config, SVOOConfig):
+        return config.tolerance is None
+    return type(config) not in {row.config for row in METHODS}
 
 
 def find_method(name: str, model: str | None = None) -> MethodConfig:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from svoo.catalogue import find_model
-from svoo.core.blocks import keep_top
 from svoo.core.clustering import CoClusters
 from svoo.core.kmeans import WarmKMeans
 from svoo.core.plan import BlockPlan, plan_from_clusters
-from svoo.core.selection import coarse_mass
+from svoo.core.selection import coarse_mass, keep_top
 from svoo.methods.base import (
     Call,
     Method,

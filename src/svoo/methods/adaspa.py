@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from svoo.core.block_sums import probability_sums
-from svoo.core.blocks import keep_top
 from svoo.core.heads import ALL_HEADS, Heads
 from svoo.core.plan import BlockPlan
+from svoo.core.selection import keep_top
 from svoo.core.tiles import cut_evenly
 from svoo.core.validate import default_scale
 from svoo.methods.base import (

@@ -21,6 +21,7 @@ from svoo.core.heads import Heads, all_are_here
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan
 from svoo.core.random import mix_seeds, seeded
+from svoo.core.tiles import is_sizes
 from svoo.errors import ConfigError
 from svoo.profiles.profile import Profile
 
@@ -50,8 +51,11 @@ def unsaid(_note: str) -> None:
 
 @dataclass(frozen=True)
 class Dense:
-    """The model's own attention, and why. `planned`: it belongs to the method, as a warm-up does;
-    otherwise `strict=True` makes it an error."""
+    """A method's answer that a call runs the model's own attention, with the reason.
+
+    `planned`: it belongs to the method, as a warm-up does; otherwise `strict=True` makes it an
+    error.
+    """
 
     reason: str
     planned: bool = False
@@ -59,11 +63,11 @@ class Dense:
 
 @dataclass(frozen=True, eq=False)
 class Corrected:
-    """A plan whose output is worked on afterwards.
+    """A method's answer with a plan and a function that corrects the plan's output.
 
     `correct(output, lse)` gets the video rows of the output `[B, H, N, D]` and the log-sum-exp
     `[B, H, N]` of their softmax, terms included, and returns the output to use. `extra` is the
-    share of all pairs that the correction computes besides, and counts as density.
+    share of all pairs that the correction computes besides; it counts as density.
     """
 
     plan: BlockPlan
@@ -105,8 +109,9 @@ class Call:
     the batch. `sample` counts the calls of one forward that attends sample by sample.
     `head_offset` is the number of the first head shown of `total_heads` (None: all are shown),
     where heads are planned in groups or spread over devices; `heads.gather` then asks the other
-    devices for theirs. `watch` times a phase; `count(phase, share)` adds work, as a share of the
-    pairs of dense attention, that is done besides the plan's own pairs and terms.
+    devices for theirs, and `more_heads` says that a further group follows here. `watch` times a
+    phase; `count(phase, share)` adds work, as a share of the pairs of dense attention, that is
+    done besides the plan's own pairs and terms.
     """
 
     step: int
@@ -122,6 +127,7 @@ class Call:
     generator: torch.Generator | None = None
     total_heads: int | None = None
     gather_heads: Callable[[Tensor], Tensor] = all_are_here
+    more_heads: bool = False
 
     @property
     def heads(self) -> Heads:
@@ -157,7 +163,7 @@ class Call:
 
 
 class Method(Protocol):
-    """One video's life of a method: its decisions, and what it remembers between them."""
+    """A method at work on one video: its decisions, and what it remembers between them."""
 
     def plan(
         self, query: Tensor, key: Tensor, value: Tensor, call: Call
@@ -172,14 +178,16 @@ class Method(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """What every method has; a subclass adds its own settings and `start`.
+    """Settings that every method has; a subclass adds its own settings and `start`.
 
-    `dense_steps` counts steps (int) or is a fraction of them (float); `dense_layers` are the first
-    layers. `compensate` says what becomes of left-out blocks: `False` (dropped), "mean" (one term
-    of their mean key and value) or "far" (terms as the query block sees them). `measure_error`
-    computes a few queries of each sparse call exactly (`RunStats.error`). `strict` makes
-    every dense call outside the warm-up an error, so that a dense run is never taken for a sparse
-    one.
+    `dense_steps`: the first steps that stay dense, a count (int) or a fraction of all (float).
+    `dense_layers`: how many of the first layers stay dense. `compensate`: what becomes of left-out
+    blocks: `False` (dropped), "mean" (one term of their mean key and value) or "far" (terms as the
+    query block sees them). `backend`: who computes; "auto" takes the first that can run, any other
+    name runs or says why not. `seed`: of the method's random draws. `measure_recall`: measure
+    the softmax mass that kept blocks hold (`RunStats.recall`). `measure_error`: compute a few
+    queries of each sparse call exactly too (`RunStats.error`). `strict`: every dense call
+    outside the warm-up is an error, so that a dense run is never taken for a sparse one.
     """
 
     name: ClassVar[str]
@@ -250,6 +258,12 @@ def require_count(name: str, value: int, least: int) -> None:
     """Refuse what is no whole number, or too small."""
     fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
     require(name, value, f"a whole number >= {least}", fits=fits)
+
+
+def require_sizes(name: str, value: object, axes: int) -> None:
+    """Refuse what is no tuple of whole numbers >= 1, one per axis."""
+    number = {2: "two", 3: "three"}[axes]
+    require(name, value, f"{number} whole numbers >= 1", fits=is_sizes(value, axes))
 
 
 def require_choice(name: str, value: object, choices: Sequence[object]) -> None:

@@ -19,16 +19,9 @@ from torch.nn.functional import normalize
 
 from svoo.core.plan import BlockPlan
 from svoo.core.selection import keep_mass
-from svoo.core.tiles import Grid, PerGrid, TokenBlocks, is_sizes, tile_grid
+from svoo.core.tiles import Grid, PerGrid, TokenBlocks, tile_grid
 from svoo.core.validate import accumulation_dtype, default_scale
-from svoo.methods.base import (
-    Call,
-    MethodConfig,
-    Run,
-    require,
-    require_count,
-    require_number,
-)
+from svoo.methods.base import Call, MethodConfig, Run, require_count, require_number, require_sizes
 from svoo.methods.warm_up import SparseMethod
 
 
@@ -50,7 +43,7 @@ class BSAConfig(MethodConfig):
         require_number("mass", self.mass, 0, 1)
         require_count("least", self.least, 1)
         require_number("queries", self.queries, 0, 1)
-        require("tile", self.tile, "three whole numbers >= 1", fits=is_sizes(self.tile, 3))
+        require_sizes("tile", self.tile, 3)
 
     def start(self, run: Run) -> BSAMethod:
         """Return the method for a new video."""

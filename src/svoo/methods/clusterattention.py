@@ -11,9 +11,9 @@ from torch import Tensor
 
 from svoo.catalogue import find_model
 from svoo.core.balanced import Balanced, split_evenly, square_root
-from svoo.core.blocks import keep_top
 from svoo.core.clustering import from_sorted
 from svoo.core.plan import BlockPlan
+from svoo.core.selection import keep_top
 from svoo.core.sorting import SortedLabels
 from svoo.core.validate import accumulation_dtype
 from svoo.methods.base import (

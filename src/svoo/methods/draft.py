@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from svoo.catalogue import find_model
-from svoo.core.blocks import keep_top
 from svoo.core.plan import BlockPlan
-from svoo.core.tiles import PerGrid, is_sizes, tile_grid
+from svoo.core.selection import keep_top
+from svoo.core.tiles import PerGrid, tile_grid
 from svoo.core.validate import default_scale
-from svoo.methods.base import Call, Dense, MethodConfig, Run, require, require_number
+from svoo.methods.base import Call, Dense, MethodConfig, Run, require_number, require_sizes
 from svoo.methods.warm_up import SparseMethod
 
 
@@ -41,7 +41,7 @@ class DraftAttentionConfig(MethodConfig):
         """Refuse values outside their range, by name."""
         super().__post_init__()
         require_number("sparsity", self.sparsity, 0, 1)
-        require("pool", self.pool, "two whole numbers >= 1", fits=is_sizes(self.pool, 2))
+        require_sizes("pool", self.pool, 2)
         require_number("dense_sigma", self.dense_sigma, 0, 1)
 
     @classmethod
@@ -105,6 +105,9 @@ def keep_above(draft: Tensor, sparsity: float) -> Tensor:
     rank = int(sparsity * every.shape[-1])
     if rank == 0:
         return torch.ones_like(draft, dtype=torch.bool)
-    threshold = every.kthvalue(rank, dim=-1).values
+    if torch.are_deterministic_algorithms_enabled():  # then CUDA refuses what is faster
+        threshold = every.sort(dim=-1).values[..., rank - 1]
+    else:
+        threshold = every.kthvalue(rank, dim=-1).values
     keep = draft >= threshold[..., None, None]
     return keep | (~keep.any(dim=-1, keepdim=True) & keep_top(draft, 1))

@@ -4,15 +4,24 @@ a run."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from torch import Tensor
 
+from svoo.catalogue import find_model
 from svoo.core.cluster_counts import scale_clusters
 from svoo.core.clustering import CoClusters
 from svoo.core.kmeans import WarmKMeans
-from svoo.methods.base import Call, MethodConfig, Run, require_count, require_switch
-from svoo.methods.warm_up import SparseMethod
+from svoo.methods.base import (
+    Call,
+    MethodConfig,
+    Run,
+    require_count,
+    require_number,
+    require_share,
+    require_switch,
+)
+from svoo.methods.warm_up import SparseMethod, sparse_videogen_warm_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +50,29 @@ class KMeansConfig(MethodConfig):
             scale_clusters(self.query_clusters, query.shape[2]),
             scale_clusters(self.key_clusters, key.shape[2]),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MassConfig(KMeansConfig):
+    """Settings of SVG2, which SVG-EAR has too: the coarse mass to cover, the fraction of the key
+    clusters that is kept at least, and the warm-up."""
+
+    mass: float = 0.9
+    floor: float = 0.1
+    dense_steps: int | float = 0.2
+    dense_layers: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, by name."""
+        super().__post_init__()
+        require_share("mass", self.mass)
+        require_number("floor", self.floor, 0, 1)
+
+    @classmethod
+    def for_model(cls, model: str) -> Self:
+        """Return the settings of the authors' script for a model."""
+        queries = 400 if find_model(model).name.startswith("hunyuan") else 300
+        return cls(query_clusters=queries, **sparse_videogen_warm_up(model))
 
 
 Config = TypeVar("Config", bound=KMeansConfig)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from svoo.catalogue import find_model
-from svoo.core.blocks import block_means, block_sizes, keep_top, plan_blocks, split_blocks
+from svoo.core.blocks import block_means, block_sizes, plan_blocks, split_blocks
 from svoo.core.plan import BlockPlan
+from svoo.core.selection import keep_top
 from svoo.core.validate import accumulation_dtype, default_scale
 from svoo.methods.base import (
     Call,
@@ -60,8 +61,9 @@ class PISAConfig(MethodConfig):
     def for_model(cls, model: str) -> Self:
         """Return the paper's settings: 15 (Wan 2.1 1.3B) or 10 of 50 steps dense, and the first
         layer."""
-        steps = 0.3 if "1.3b" in model.lower() else 0.2
-        return cls(dense_steps=steps, dense_layers=find_model(model).dense_layers)
+        known = find_model(model)
+        steps = 0.3 if known.name.endswith("1.3b") else 0.2
+        return cls(dense_steps=steps, dense_layers=known.dense_layers)
 
     def start(self, run: Run) -> Method:
         """Return the method for a new video."""

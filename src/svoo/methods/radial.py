@@ -57,10 +57,11 @@ class RadialConfig(MethodConfig):
     def for_model(cls, model: str) -> Self:
         """Return the settings of the authors' scripts: 12 of 50 steps dense (Wan 2.2: 11 of
         40)."""
-        if model.startswith("hunyuan"):
+        known = find_model(model)
+        if known.name.startswith("hunyuan"):
             return cls(decay=0.95, sink=False, dense_steps=0.24)
-        layers = find_model(model).dense_layers
-        if "wan2.2" in model.lower():
+        layers = known.dense_layers
+        if known.name.startswith("wan2.2"):
             return cls(decay=0.8, block=64, dense_steps=0.275, dense_layers=layers)
         return cls(dense_steps=0.24, dense_layers=layers)
 

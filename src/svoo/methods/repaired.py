@@ -67,8 +67,9 @@ class _RepairedMethod:
     def __init__(self, config: RepairedConfig, run: Run) -> None:
         self.config = config
         self.inner = config.of.start(run)
-        if hasattr(self.inner, "heads_per_plan"):
-            self.heads_per_plan = self.inner.heads_per_plan
+        for name in ("heads_per_plan", "judge"):  # what a method may have
+            if hasattr(self.inner, name):
+                setattr(self, name, getattr(self.inner, name))
 
     def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Corrected | Dense:
         decision = self.inner.plan(query, key, value, call)

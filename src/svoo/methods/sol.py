@@ -70,11 +70,13 @@ class SolConfig(MethodConfig):
     def for_model(cls, model: str) -> Self:
         """Return NVIDIA's settings: a fifth of the steps and the first layer dense, Wan 2.1 along
         the Morton curve, HunyuanVideo without any warm-up."""
-        if model.startswith("hunyuan"):
+        known = find_model(model)
+        if known.name.startswith("hunyuan"):
             return cls()
-        layers = find_model(model).dense_layers
-        order: Literal["raster", "morton"] = "morton" if "wan2.1" in model.lower() else "raster"
-        return cls(dense_steps=0.2, dense_layers=layers, order=order)
+        order: Literal["raster", "morton"] = "raster"
+        if known.name.startswith("wan2.1"):
+            order = "morton"
+        return cls(dense_steps=0.2, dense_layers=known.dense_layers, order=order)
 
     def start(self, run: Run) -> Method:
         """Return the method for a new video."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from svoo.core.blocks import block_means, block_sums, keep_top, plan_blocks
+from svoo.core.blocks import block_means, block_sums, plan_blocks
 from svoo.core.plan import BlockPlan
+from svoo.core.selection import WHOLE, keep_top, sort_falling, whole_shares
 from svoo.core.validate import accumulation_dtype, default_scale
 from svoo.methods.base import (
     Call,
@@ -85,8 +87,10 @@ class _SpargeAttn(SparseMethod[SpargeAttnConfig]):
             count = max(1, int(config.topk * masses.shape[-1]))
         else:
             assert config.cdf is not None  # one of the two is given
-            reached = masses.sort(dim=-1, descending=True, stable=True).values.cumsum(dim=-1)
-            count = (reached <= config.cdf).sum(dim=-1, keepdim=True).clamp(min=1)
+            reached = whole_shares(sort_falling(masses)).cumsum(dim=-1)
+            count = (
+                (reached <= math.floor(config.cdf * WHOLE)).sum(dim=-1, keepdim=True).clamp(min=1)
+            )
         keep = keep_top(masses, count) | ~key_similar | ~query_similar.unsqueeze(-1)
         return plan_blocks(keep, (query.shape[2], key.shape[2]), blocks)
 

@@ -4,8 +4,7 @@ output."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -14,9 +13,9 @@ from torch import Tensor
 from svoo.catalogue import find_model
 from svoo.core.block_errors import log_block_errors, log_block_masses
 from svoo.core.cluster_counts import scale_clusters
-from svoo.core.clustering import Clusters, CoClusters, choose_implementation, update_centroids
-from svoo.core.eigen import eigen
-from svoo.core.kmeans import draw_with_replacement, group_by_distance, pick_samples
+from svoo.core.clustering import Clusters, CoClusters
+from svoo.core.eigen import low_rank_root
+from svoo.core.metric_kmeans import MetricKMeans, Projection
 from svoo.core.plan import plan_from_clusters
 from svoo.core.repair import choose_probes
 from svoo.core.token_budget import spend_tokens
@@ -36,8 +35,6 @@ from svoo.methods.warm_up import SparseMethod
 
 METRIC_TOKENS = 2048  # queries that the keys' metric is made from
 KEY_RANK, QUERY_RANK = 48, 64  # of the metrics
-
-Projection = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,26 +82,17 @@ class SparsePRConfig(KMeansConfig):
         return _SparsePRMethod(self, run)
 
 
-@dataclass
-class _Kept:
-    """A layer's raw-space centroids between calls, one set per video."""
-
-    centroids: dict[str, Tensor] = field(default_factory=dict)
-
-
 class _SparsePRMethod(SparseMethod[SparsePRConfig]):
     """SparsePR over a run: a pair of centroid sets for every (stage, layer)."""
 
     def __init__(self, config: SparsePRConfig, run: Run) -> None:
         super().__init__(config, run)
-        self._states: dict[tuple[int, int, int, int], _Kept] = {}
+        self._states: dict[tuple[str, int, int, int, int], MetricKMeans] = {}
 
     def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Corrected:
         config = self.config
-        owner = call.stage, call.layer, call.sample, call.head_offset
-        state = self._states.setdefault(owner, _Kept())
         with call.watch("clustering"):
-            clusters, features = self._cluster(query, key, state, call)
+            clusters, features = self._cluster(query, key, call)
         counts = [clusters.query.sizes.shape[2], clusters.key.sizes.shape[2]]
         with call.watch("selection"):
             if config.score == "error":
@@ -124,9 +112,7 @@ class _SparsePRMethod(SparseMethod[SparsePRConfig]):
         tokens = query, key, value
         return repaired(tokens, plan, probes, call, config.rank, config.compensate)
 
-    def _cluster(
-        self, query: Tensor, key: Tensor, state: _Kept, call: Call
-    ) -> tuple[CoClusters, Tensor]:
+    def _cluster(self, query: Tensor, key: Tensor, call: Call) -> tuple[CoClusters, Tensor]:
         """Return clusters with raw-space centroids, and the queries as the keys see them."""
         dtype = accumulation_dtype(query)
         query, key = query.to(dtype), key.to(dtype)
@@ -134,7 +120,7 @@ class _SparsePRMethod(SparseMethod[SparsePRConfig]):
         indices = torch.linspace(0, query.shape[2] - 1, min(METRIC_TOKENS, query.shape[2]))
         shown = query.index_select(2, indices.round().long().to(query.device, non_blocking=True))
         seen_by = low_rank_root(shown.transpose(2, 3) @ shown, KEY_RANK)
-        keys, _ = self._side("key", key, lambda tokens: tokens @ seen_by, state, call)
+        keys, _ = self._side("key", key, lambda tokens: tokens @ seen_by, call)
         filled = (keys.sizes > 0).unsqueeze(-1).to(dtype)
         middle = (keys.centroids * filled).sum(dim=2, keepdim=True)
         middle = middle / filled.sum(dim=2, keepdim=True)
@@ -144,47 +130,27 @@ class _SparsePRMethod(SparseMethod[SparsePRConfig]):
         def turn(tokens: Tensor) -> Tensor:
             return torch.nn.functional.normalize(tokens @ sees, dim=-1)
 
-        queries, features = self._side("query", query, turn, state, call)
+        queries, features = self._side("query", query, turn, call)
         return CoClusters(queries, keys), features
 
     def _side(
-        self, name: str, tokens: Tensor, project: Projection, state: _Kept, call: Call
+        self, name: str, tokens: Tensor, project: Projection, call: Call
     ) -> tuple[Clusters, Tensor]:
         """Return one side's clusters with raw-space centroids, and its projected tokens."""
-        config, videos = self.config, call.videos(len(tokens))
+        config = self.config
         count = config.key_clusters if name == "key" else config.query_clusters
         if config.scale_clusters:
             count = scale_clusters(count, tokens.shape[2])
             if name == "query":  # each probe wants a cluster to speak for
                 count = min(tokens.shape[2], max(count, config.probes))
-        features, start = project(tokens), state.centroids.get(name)
-        shape = (max(videos) + 1, tokens.shape[1], count, tokens.shape[3])
-        rounds = config.iterations
-        if start is None or start.shape != shape or start.device != tokens.device:
-            rounds = config.first_iterations
-            firsts = [videos.index(video) for video in range(max(videos) + 1)]
-            chance = call.chance(config.seed)
-            start = draw_with_replacement(pick_samples(tokens, firsts), count, chance, call.heads)
-        start = pick_samples(start, videos)
-        made = group_by_distance(features, project(start), rounds).clusters
-        by = choose_implementation(tokens, "auto")
-        known = None if made.order is None else made.sorted()
-        side = update_centroids(tokens, made.labels, start, by=by, known=known)
-        lasts = [len(videos) - 1 - videos[::-1].index(v) for v in range(max(videos) + 1)]
-        state.centroids[name] = pick_samples(side.centroids, lasts)
-        call.count("clustering", rounds * count / tokens.shape[2])
-        return side, features
+        owner = name, call.stage, call.layer, call.sample, call.head_offset
+        if owner not in self._states:
+            self._states[owner] = MetricKMeans(config.first_iterations, config.iterations)
+        videos, chance = call.videos(len(tokens)), call.chance(config.seed)
+        seen = self._states[owner].cluster(tokens, project, count, videos, chance, call.heads)
+        call.count("clustering", seen.rounds * count / tokens.shape[2])
+        return seen.clusters, seen.features
 
     @property
     def state_bytes(self) -> int:
-        kept = (state.centroids.values() for state in self._states.values())
-        return sum(side.nbytes for sides in kept for side in sides)
-
-
-def low_rank_root(moment: Tensor, rank: int) -> Tensor:
-    """Return F `[B, H, D, rank]` (D, if that is less) such that F F^T is the part of moments `[B,
-    H, D, D]` with the largest eigenvalues."""
-    values, vectors = eigen(moment)  # rising
-    largest = slice(max(0, moment.shape[-1] - rank), None)
-    root: Tensor = vectors[..., largest] * values[..., largest].clamp(min=0).sqrt().unsqueeze(2)
-    return root
+        return sum(state.nbytes for state in self._states.values())

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from svoo.catalogue import find_model
 from svoo.core.plan import BlockPlan
-from svoo.core.tiles import Grid, PerGrid, is_sizes, tile_counts, tile_grid, window_mask
+from svoo.core.tiles import Grid, PerGrid, tile_counts, tile_grid, window_mask
 from svoo.errors import ConfigError
-from svoo.methods.base import Call, Dense, MethodConfig, Run, require
+from svoo.methods.base import Call, Dense, MethodConfig, Run, require, require_sizes
 from svoo.methods.warm_up import SparseMethod
 from svoo.profiles.windows import WindowTable
 
@@ -43,12 +43,12 @@ class STAConfig(MethodConfig):
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
         super().__post_init__()
-        require("tile", self.tile, "three whole numbers >= 1", fits=is_sizes(self.tile, 3))
+        require_sizes("tile", self.tile, 3)
         windows = self.windows
         if isinstance(windows, Tensor):
             object.__setattr__(self, "windows", WindowTable(windows))
         elif isinstance(windows, tuple):
-            require("windows", windows, "three whole numbers >= 1", fits=is_sizes(windows, 3))
+            require_sizes("windows", windows, 3)
         else:
             fits = windows is None or isinstance(windows, WindowTable | str | Path)
             expected = "three whole numbers, a WindowTable, the path of one, or None"

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from svoo.backends import run_plan
 from svoo.core.tiles import Grid, tile_counts, tile_grid, window_mask
+from svoo.core.validate import accumulation_dtype
 from svoo.errors import ConfigError
 from svoo.methods.base import Call, Dense, MethodConfig, Run
 from svoo.profiles.windows import WindowTable, search_windows
@@ -72,12 +73,11 @@ class WindowSearch:
         def attend(window: Sequence[int]) -> Tensor:
             keep = window_mask(self.counts, window, query.device)
             plan = tiles.plan(keep.expand(*query.shape[:2], -1, -1))
-            return run_plan(query, key, value, plan, scale=call.scale).double()
+            return run_plan(query, key, value, plan, scale=call.scale)
 
         full = attend([2 * count for count in self.counts])
         for number, window in enumerate(self.candidates):
-            error = (attend(window) - full).square().mean(dim=(0, 2, 3))
-            errors = call.heads.gather(error).cpu()
+            errors = call.heads.gather(squared_errors(attend(window), full)).cpu()
             first = 0 if len(errors) == self._sums.shape[3] else call.head_offset
             self._sums[number, step, call.layer, first : first + len(errors)] += errors
             if first == number == 0:
@@ -93,6 +93,14 @@ class WindowSearch:
         losses = (self._sums / self._seen.unsqueeze(-1)).unsqueeze(0)
         frames, height, width = self.counts
         return search_windows(losses, self.candidates, (frames, height, width), dense_steps)
+
+
+def squared_errors(output: Tensor, full: Tensor) -> Tensor:
+    """Return the mean squared difference of each head of `[B, H, N, D]`, `[H]`, in at least
+    float32; a head at a time, since all of a large model's would take gigabytes."""
+    dtype = accumulation_dtype(full)
+    heads = zip(output.unbind(1), full.unbind(1), strict=True)
+    return torch.stack([(one.to(dtype) - other).square_().mean() for one, other in heads])
 
 
 @dataclass(frozen=True, kw_only=True)

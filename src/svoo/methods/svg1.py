@@ -13,7 +13,7 @@ from svoo.catalogue import find_model
 from svoo.core.bands import band_in_blocks, band_width, block_sizes, temporal_order
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan
-from svoo.core.validate import accumulation_dtype, default_scale
+from svoo.core.quality import masked_errors
 from svoo.methods.base import (
     Call,
     Method,
@@ -141,28 +141,3 @@ def classifying_masks(
     if config.family == "wan":
         masks |= (positions < frame).unsqueeze(1)
     return masks
-
-
-def masked_errors(
-    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, masks: Tensor, scale: float | None
-) -> Tensor:
-    """Return the mean squared error of attention under each of masks `[2, R, N]` at rows `[R]`, of
-    query, key, value `[B, H, N, D]`: `[2, B, H]`; infinite where a mask holds none of the mass."""
-    dtype = accumulation_dtype(query)
-    scaled = query.index_select(2, rows).to(dtype) * default_scale(query, scale)
-    masks = masks.to(dtype)
-    # On a CPU one head at a time stays in cache; a GPU wants them all at once.
-    group = 1 if query.device.type == "cpu" else query.shape[1]
-    errors = []
-    for first in range(0, query.shape[1], group):
-        heads = slice(first, first + group)
-        wide = value[:, heads].to(dtype)
-        logits = scaled[:, heads] @ key[:, heads].to(dtype).transpose(2, 3)
-        weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
-        exact = weights @ wide / weights.sum(dim=-1, keepdim=True)
-        kept = torch.empty_like(weights)
-        for mask in masks:
-            torch.mul(weights, mask, out=kept)
-            output = kept @ wide / kept.sum(dim=-1, keepdim=True)
-            errors.append((output - exact).square_().mean(dim=(2, 3)).nan_to_num_(torch.inf))
-    return torch.stack((torch.cat(errors[::2], dim=1), torch.cat(errors[1::2], dim=1)))

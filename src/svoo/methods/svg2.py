@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from svoo.catalogue import find_model
 from svoo.core.plan import BlockPlan, plan_from_clusters
 from svoo.core.selection import select_blocks
-from svoo.methods.base import (
-    Call,
-    Method,
-    Run,
-    require_number,
-    require_share,
-)
-from svoo.methods.k_means import KMeansConfig, KMeansMethod
-from svoo.methods.warm_up import sparse_videogen_warm_up
+from svoo.methods.base import Call, Method, Run
+from svoo.methods.k_means import KMeansMethod, MassConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class SVG2Config(KMeansConfig):
+class SVG2Config(MassConfig):
     """Sparse VideoGen2 (arXiv 2505.18875; svg-project/Sparse-VideoGen 5ce7b01).
 
     Queries and keys are clustered apart by Euclidean k-means: `first_iterations` from random
@@ -35,23 +27,6 @@ class SVG2Config(KMeansConfig):
     """
 
     name: ClassVar[str] = "svg2"
-
-    mass: float = 0.9
-    floor: float = 0.1
-    dense_steps: int | float = 0.2
-    dense_layers: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse values outside their range, by name."""
-        super().__post_init__()
-        require_share("mass", self.mass)
-        require_number("floor", self.floor, 0, 1)
-
-    @classmethod
-    def for_model(cls, model: str) -> Self:
-        """Return the settings of the authors' script for a model."""
-        queries = 400 if find_model(model).name.startswith("hunyuan") else 300
-        return cls(query_clusters=queries, **sparse_videogen_warm_up(model))
 
     def start(self, run: Run) -> Method:
         """Return the method for a new video."""

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from svoo.catalogue import find_model
 from svoo.core.block_errors import log_block_errors
 from svoo.core.clustering import CoClusters
 from svoo.core.plan import BlockPlan, plan_from_clusters
-from svoo.core.selection import coarse_mass
+from svoo.core.selection import WHOLE, coarse_mass, whole_shares
 from svoo.core.token_budget import spend_tokens
-from svoo.methods.base import (
-    Call,
-    Compensate,
-    Method,
-    Run,
-    require_number,
-    require_share,
-)
-from svoo.methods.k_means import KMeansConfig, KMeansMethod
-from svoo.methods.warm_up import sparse_videogen_warm_up
+from svoo.methods.base import Call, Compensate, Method, Run, require_number
+from svoo.methods.k_means import KMeansMethod, MassConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class SVGEARConfig(KMeansConfig):
+class SVGEARConfig(MassConfig):
     """SVG-EAR (arXiv 2603.08982; svg-project/Sparse-VideoGen 9b81185).
 
     Clusters as SVG2's. A query cluster may keep as many key tokens as the key clusters hold that
@@ -40,25 +32,13 @@ class SVGEARConfig(KMeansConfig):
 
     name: ClassVar[str] = "svg-ear"
 
-    mass: float = 0.9
-    floor: float = 0.1
     gamma: float = 1.0
-    dense_steps: int | float = 0.2
-    dense_layers: int = 1
     compensate: Compensate = "mean"
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
         super().__post_init__()
-        require_share("mass", self.mass)
-        require_number("floor", self.floor, 0, 1)
         require_number("gamma", self.gamma, 0, 10)
-
-    @classmethod
-    def for_model(cls, model: str) -> Self:
-        """Return the settings of the authors' script for a model."""
-        queries = 400 if find_model(model).name.startswith("hunyuan") else 300
-        return cls(query_clusters=queries, **sparse_videogen_warm_up(model))
 
     def start(self, run: Run) -> Method:
         """Return the method for a new video."""
@@ -83,7 +63,8 @@ def select_by_error(
     mass, sizes = coarse_mass(clusters, scale=scale), clusters.key.sizes
     order = mass.argsort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(order.shape[-1], device=order.device)
-    count = (mass.gather(-1, order).cumsum(dim=-1) < config.mass).sum(dim=-1, keepdim=True) + 1
+    reached = whole_shares(mass).gather(-1, order).cumsum(dim=-1)
+    count = (reached < math.ceil(config.mass * WHOLE)).sum(dim=-1, keepdim=True) + 1
     if config.floor > 0:
         count = count.clamp(min=max(1, int(2 * config.floor * len(ranks))))
     sorted_sizes = sizes.unsqueeze(2).expand(order.shape).gather(-1, order)

@@ -21,25 +21,24 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from svoo.core.blocks import keep_top
 from svoo.core.equal_rows import group_equal_rows
+from svoo.core.gates import keep_threshold, keep_topk
 from svoo.core.plan import BlockPlan
-from svoo.core.selection import sort_falling
-from svoo.core.tiles import Grid, PerGrid, TokenBlocks, is_sizes, tile_grid
+from svoo.core.tiles import Grid, PerGrid, TokenBlocks, tile_grid
 from svoo.core.validate import accumulation_dtype
 from svoo.methods.base import (
     Call,
     MethodConfig,
     Run,
-    require,
     require_choice,
+    require_count,
     require_number,
+    require_sizes,
 )
 from svoo.methods.warm_up import SparseMethod
 
 _SCORES = 1 << 27  # held at a time
 _CACHED = 1 << 18  # scores of a part
-_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +63,10 @@ class VMoBAConfig(MethodConfig):
         require_choice("select", self.select, ("threshold", "topk"))
         require_number("threshold", self.threshold, 0, 1)
         require_choice("scope", self.scope, ("query", "head"))
-        require("topk", self.topk, "three whole numbers >= 1", fits=is_sizes(self.topk, 3))
-        require("time", self.time, "a whole number >= 1", fits=is_sizes((self.time,), 1))
-        require("plane", self.plane, "two whole numbers >= 1", fits=is_sizes(self.plane, 2))
-        require("cube", self.cube, "three whole numbers >= 1", fits=is_sizes(self.cube, 3))
+        require_sizes("topk", self.topk, 3)
+        require_count("time", self.time, 1)
+        require_sizes("plane", self.plane, 2)
+        require_sizes("cube", self.cube, 3)
 
     def start(self, run: Run) -> VMoBAMethod:
         """Return the method for a new video."""
@@ -139,33 +138,3 @@ class VMoBAMethod(SparseMethod[VMoBAConfig]):
     def state_bytes(self) -> int:
         """Bytes of the partitions, which every layer shares."""
         return sum(chunks.nbytes for chunks in self._chunks)
-
-
-def keep_topk(gate: Tensor, own: Tensor, count: int) -> Tensor:
-    """Return the own chunk `[N]` of each token and the best others by gate `[B, H, N, C]`, `count`
-    in all: bool `[B, H, N, C]`."""
-    own_chunk = own.view(-1, 1).expand(*gate.shape[:3], 1)
-    return keep_top(gate.scatter(3, own_chunk, torch.inf), count)
-
-
-def keep_threshold(gate: Tensor, own: Tensor, threshold: float, *, whole_head: bool) -> Tensor:
-    """Return the own chunk `[N]` of each token and the best others by gate `[B, H, N, C]` until
-    they hold `threshold` of the scaled gates, of each token or of the whole head, at least one and
-    all that are equal to the last: bool `[B, H, N, C]`."""
-    own_chunk = own.view(-1, 1).expand(*gate.shape[:3], 1)
-    scores = gate.flatten(2).unsqueeze(2) if whole_head else gate
-    low, high = scores.aminmax(dim=-1, keepdim=True)
-    width = high - low
-    scores = (scores - low) / torch.where(width <= _EPSILON, 1, width)
-    total = scores.sum(dim=-1, keepdim=True) + _EPSILON
-    by_token = scores.view(gate.shape)
-    own_score = by_token.gather(3, own_chunk)
-    if whole_head:
-        own_score = own_score.sum(dim=2, keepdim=True)
-    missing = (threshold - own_score / total).clamp(min=0)
-    others = by_token.scatter(3, own_chunk, -1).view(scores.shape)  # the own one is not among them
-    falling = sort_falling(others)
-    reached = falling.clamp(min=0).cumsum(dim=-1) / total
-    last = (reached < missing).sum(dim=-1, keepdim=True).clamp(max=falling.shape[-1] - 1)
-    keep = (others >= falling.gather(-1, last)).view(gate.shape)
-    return keep.scatter(3, own_chunk, value=True)

@@ -13,12 +13,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from svoo.core.blocks import keep_top
 from svoo.core.plan import BlockPlan
-from svoo.core.selection import count_kept
-from svoo.core.tiles import Grid, PerGrid, is_sizes, tile_grid
+from svoo.core.selection import count_kept, keep_top
+from svoo.core.tiles import Grid, PerGrid, tile_grid
 from svoo.core.validate import default_scale
-from svoo.methods.base import Call, MethodConfig, Run, require, require_number
+from svoo.methods.base import Call, MethodConfig, Run, require_number, require_sizes
 from svoo.methods.warm_up import SparseMethod
 
 
@@ -36,7 +35,7 @@ class VSAConfig(MethodConfig):
         """Refuse values outside their range, by name."""
         super().__post_init__()
         require_number("sparsity", self.sparsity, 0, 1)
-        require("tile", self.tile, "three whole numbers >= 1", fits=is_sizes(self.tile, 3))
+        require_sizes("tile", self.tile, 3)
 
     def start(self, run: Run) -> VSAMethod:
         """Return the method for a new video."""

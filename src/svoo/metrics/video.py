@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Frames = np.ndarray[Any, Any]
 
 FPS = 16
+GIF_FPS = 50  # the most: viewers show shorter pictures for a tenth of a second
 ENDINGS = (".mp4", ".gif", ".webm", ".npy")
 _CODECS = {".mp4": ("libx264", "14"), ".webm": ("libvpx-vp9", "20")}  # and how lossy (crf)
 
@@ -31,6 +32,8 @@ def check_video_path(path: Path, shape: tuple[int, int, int] | None = None) -> N
             f"the video must end in {', '.join(ENDINGS)} or be a folder of PNG pictures (no "
             f"ending), got {path}"
         )
+    if path.name.lower() in ENDINGS:  # to Python that is a name without an ending
+        raise ConfigError(f"the video must have a name before its ending, got {path}")
     needed = LEAST_ROOM
     if shape is not None:
         frames, height, width = shape
@@ -96,7 +99,7 @@ def _write_gif(pixels: Frames, path: Path, fps: float) -> None:
     from PIL import Image
 
     first, *others = (Image.fromarray(picture) for picture in pixels)
-    length = round(1000 / fps)  # milliseconds of a picture
+    length = 10 * round(100 / fps)  # milliseconds of a picture; the format counts in hundredths
     first.save(path, "GIF", save_all=True, append_images=others, duration=length, loop=0)
 
 

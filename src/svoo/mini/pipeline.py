@@ -17,13 +17,11 @@ from diffusers import WanPipeline
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
-from svoo.catalogue import find_model
-from svoo.errors import ModelError, ShapeError
+from svoo.catalogue import check_sizes, find_model
+from svoo.errors import ModelError
 from svoo.mini.vocabulary import grammar, vocabulary
 
 WEIGHTS = Path(__file__).parent / "weights"
-_SIDE_STEP = 16  # what WanPipeline asks of height and width
-_FRAME_STEP = 4  # frames are coded as one and then by fours
 _MODEL = find_model("mini")
 
 
@@ -108,22 +106,7 @@ def check_request(prompt: str | list[str] | None, height: int, width: int, frame
     """Refuse sizes that the model cannot have; warn of words that it does not know."""
     for text in [prompt] if isinstance(prompt, str) else prompt or []:
         _warn_of_unknown_words(text)
-    for name, size in (("height", height), ("width", width)):
-        if size < _SIDE_STEP or size % _SIDE_STEP:
-            raise ShapeError(
-                f"{name} must be a multiple of {_SIDE_STEP}, got {size}; the nearest is "
-                f"{_nearest(size, _SIDE_STEP, 0)}"
-            )
-    if frames < 1 or frames % _FRAME_STEP != 1:
-        raise ShapeError(
-            f"num_frames must be a multiple of {_FRAME_STEP} plus 1, got {frames}; the nearest is "
-            f"{_nearest(frames, _FRAME_STEP, 1)}"
-        )
-
-
-def _nearest(size: int, step: int, rest: int) -> int:
-    least = rest or step
-    return max(least, round((size - rest) / step) * step + rest)
+    check_sizes(frames, height, width)
 
 
 def _warn_of_unknown_words(prompt: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from svoo.backends import check_name
 from svoo.catalogue import Model, models
 from svoo.errors import ConfigError
-from svoo.methods import find_method
+from svoo.methods import find_method, uses_profile
 from svoo.methods.base import Dense, MethodConfig
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.plugin import intercept
@@ -40,7 +40,7 @@ from svoo.session.summary import summarise
 
 _HANDLE = "_svoo_handle"  # on a transformer while svoo is applied to it
 _UNUSED_PROFILE = (
-    "the profile is not used, because the tolerance decides what is kept: budgets go with "
+    "the profile is not used, because {0} what is kept: budgets go with "
     'svoo.apply(pipe, "paper", profile) or svoo.SVOOConfig(mass=...)'
 )
 
@@ -73,18 +73,19 @@ def apply(
     model = recognise(target)
     config = _choose_method(method, model)
     check_name(config.backend)  # refuse it now, not after the dense steps
-    if isinstance(config, SVOOConfig) and config.tolerance is not None and profile == "auto":
-        profile = None  # a tolerance asks for no budgets
-    stored = _choose_profile(profile, stages, model)
-    if stored is not None and isinstance(config, SVOOConfig) and config.tolerance is not None:
-        warnings.warn(_UNUSED_PROFILE, stacklevel=2)
+    auto = isinstance(profile, str) and profile == "auto"
+    asks = uses_profile(config)
+    stored = _choose_profile(None if auto and not asks else profile, stages, model)
+    if stored is not None and not asks:
+        decides = "the tolerance decides" if config.name == "svoo" else f"{config.name} chooses"
+        warnings.warn(_UNUSED_PROFILE.format(decides), stacklevel=2)
     clock = Clock(None if isinstance(target, nn.Module) else target)
     runtime = Runtime(
         clock,
         stages,
         config,
         stored,
-        calibrate=profile == "auto",
+        calibrate=auto and asks,
         small_stay_dense=method is None,
     )
     for transformer, _ in found:

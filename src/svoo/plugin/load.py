@@ -38,7 +38,7 @@ def check_device(request: Request) -> None:
     try:
         torch.zeros(1, device=request.device).item()  # it must hold numbers: meta has none
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].split(". ")[0]  # torch adds pages of advice
         raise ConfigError(f"--device {request.device} cannot be used here: {reason}") from error
 
 

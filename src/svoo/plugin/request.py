@@ -15,6 +15,7 @@ from svoo.methods import PRESETS, available_methods, find_method
 from svoo.methods.base import MethodConfig
 from svoo.methods.sta import STAConfig
 from svoo.methods.svoo.config import SVOOConfig
+from svoo.metrics.video import GIF_FPS
 from svoo.profiles.windows import WindowTable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -60,6 +61,8 @@ class Request:
             raise ConfigError(f"--guidance must be a finite number, got {self.guidance}")
         if self.fps is not None and not 1 <= self.fps <= 240:
             raise ConfigError(f"--fps must be a number from 1 to 240, got {self.fps}")
+        if self.fps is not None and self.fps > GIF_FPS and self.out.suffix.lower() == ".gif":
+            raise ConfigError(f"--fps must be at most {GIF_FPS} for a GIF, got {self.fps}")
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"--seed must be a whole number of 64 bits, got {self.seed}")
         _check_choice("dtype", self.dtype, DTYPES)

@@ -198,7 +198,8 @@ class Profile:
                 stored = dict(json.loads((file.metadata() or {}).get("svoo", "{}")))
             facts = {str(name): str(fact) for name, fact in stored.items()}
         except OSError as error:
-            raise ProfileError(f"cannot read the profile {path}: {error}") from error
+            reason = "it is a folder" if Path(path).is_dir() else error
+            raise ProfileError(f"cannot read the profile {path}: {reason}") from error
         except (
             SafetensorError,
             ValueError,

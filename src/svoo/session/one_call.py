@@ -11,11 +11,20 @@ from svoo.core.plan import BlockPlan
 from svoo.core.random import mix_seeds, seeded
 from svoo.core.validate import check_budgets, check_tokens, inference_only
 from svoo.errors import ConfigError
-from svoo.methods.base import Call, Corrected, Dense, MethodConfig, Run
+from svoo.methods.base import (
+    Call,
+    Corrected,
+    Dense,
+    MethodConfig,
+    Run,
+    require,
+    require_count,
+)
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.methods.svoo.far import plan_far_call
 from svoo.methods.svoo.labels import LabelState
 from svoo.methods.svoo.method import plan_call
+from svoo.session.checks import check_config, check_generator, check_layout, check_step
 from svoo.session.finish import check_strict, correct_video, finish_plan, video_part
 
 
@@ -43,7 +52,12 @@ def make_plan(
     warm-up aside. A method that needs the grid of the video refuses `layout=None`. `check=False`
     skips the checks that wait for the device.
     """
-    _check(query, key, value, config, layout, check=check)
+    _check(query, key, value, config, layout, generator, check=check)
+    if step is not None:
+        require("steps", steps, "given with step: how many there are", fits=steps is not None)
+    for name, count in (("steps", steps or 1), ("layers", layers)):
+        require_count(name, count, 1)
+    check_step(step or 0, steps, layer, layers)
     decision = _decide(
         query, key, value, config, layout, step, steps, layer, layers, scale, generator
     )
@@ -79,7 +93,9 @@ def sparse_attention(
     Where the method decides for dense, every pair is computed, or refused under `strict=True`.
     `check=False` skips the checks that wait for the device. No gradients flow.
     """
-    _check(query, key, value, config, layout, check=check)
+    _check(query, key, value, config, layout, generator, check=check)
+    fits = state is None or isinstance(state, LabelState)
+    require("state", state, "a LabelState or None", fits=fits)
     decision: BlockPlan | Corrected | Dense
     if budgets is None and state is None:
         decision = _decide(query, key, value, config, layout, scale=scale, generator=generator)
@@ -122,18 +138,15 @@ def _check(
     value: Tensor,
     config: MethodConfig,
     layout: VideoLayout | None,
+    generator: torch.Generator | None,
     *,
     check: bool,
 ) -> None:
     """Refuse tokens, settings and a layout that do not fit together."""
-    if not isinstance(config, MethodConfig):
-        raise ConfigError(
-            f"config must be a MethodConfig such as svoo.SVOOConfig(), got {type(config).__name__}"
-        )
+    check_config(config)
     check_tokens(query, key, value, finite=check)
-    if layout is not None:
-        for tokens in (query, key):
-            layout.check(tokens.shape[0], tokens.shape[2], values=check)
+    check_layout(layout, query, key, values=check)
+    check_generator(generator)
 
 
 def _decide(

@@ -16,9 +16,10 @@ from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan
 from svoo.core.quality import recall, sampled_error
 from svoo.core.validate import check_tokens, default_scale, inference_only
-from svoo.errors import ConfigError, SlowBackendError
+from svoo.errors import SlowBackendError
 from svoo.methods.base import Call, Corrected, Dense, MethodConfig, Run, unknown
 from svoo.profiles.profile import Profile
+from svoo.session.checks import check_call, check_config, check_layout, check_run
 from svoo.session.finish import check_strict, correct_video, finish_plan, video_part
 from svoo.session.stats import LayerCounter, RunStats, Statistics
 from svoo.session.summary import describe_budgets, summarise
@@ -74,9 +75,7 @@ class Session:
         workspace: Workspace | None = None,
     ) -> None:
         """Start the method for a new video."""
-        for name, count in (("steps", steps), ("layers", layers), ("heads", heads)):
-            if not isinstance(count, int) or count < 1:
-                raise ConfigError(f"{name} must be a whole number >= 1, got {count!r}")
+        check_config(config)
         self.config = config
         self.statistics = statistics or Statistics()
         self.workspace = Workspace() if workspace is None else workspace
@@ -93,6 +92,7 @@ class Session:
             head_weights=head_weights,
             note=self.statistics.note,
         )
+        check_run(self.run)
         self.method = config.start(self.run)
         self.observer: Observer | None = None
         self._slow: dict[tuple[torch.device, torch.dtype, int], Dense] = {}
@@ -117,6 +117,7 @@ class Session:
     ) -> Tensor:
         """Attend from query `[B, H, N, D]` to key, value `[B, H, M, D]`, in a step and a layer.
 
+        A step beyond the last is taken as the last.
         `branch` is one name, or one name per sample of the batch. `layout` says which tokens are
         video, text and padding (None: all are video, and the grid is not known). Where the method
         decides for dense, `dense` runs; None: torch's attention. Where heads are spread over
@@ -124,9 +125,8 @@ class Session:
         devices: for what looks across heads, and for the statistics.
         """
         check_tokens(query, key, value, finite=False)
-        if layout is not None:
-            for side in (query, key):
-                layout.check(side.shape[0], side.shape[2], values=False)
+        check_layout(layout, query, key, values=False)
+        check_call(self.run, query, step, layer, stage, branch, head_offset)
         counter = self.statistics.layer(stage, layer)
         call = self.describe_call(
             step,
@@ -144,13 +144,16 @@ class Session:
         kind = query.device, query.dtype, query.shape[3]
         if kind in self._slow:  # found out before: nothing needs to be planned
             return self.attend_densely(tokens, call, self._slow[kind], dense)
-        small = why_dense_pays(query, key) if self.config.backend == "auto" else None
+        all_heads = self.run.heads  # of all devices, so that their number decides nothing
+        small = why_dense_pays(query, key, all_heads) if self.config.backend == "auto" else None
         if small is not None:
             return self.attend_densely(tokens, call, Dense(small), dense)
         groups = self._head_groups(query, key)
         done: list[_Part] = []
         for heads in groups:
-            here = replace(call, head_offset=head_offset + heads.start)
+            here = replace(
+                call, head_offset=head_offset + heads.start, more_heads=heads != groups[-1]
+            )
             shown = [video_part(side[:, heads], layout) for side in tokens]
             decision = self.method.plan(shown[0], shown[1], shown[2], here)
             if isinstance(decision, Dense):

@@ -16,21 +16,23 @@ _OPERATIONS = {(8, 0): 2048, (8, 6): 512, (8, 9): 512, (9, 0): 4096, (10, 0): 81
 older one counts."""
 
 
-def why_dense_pays(query: Tensor, key: Tensor) -> str | None:
-    """Return why a call on query `[B, H, N, D]` and key `[B, H, M, D]` should stay dense, or None.
+def why_dense_pays(query: Tensor, key: Tensor, heads: int) -> str | None:
+    """Return why a call on query `[B, h, N, D]` and key `[B, h, M, D]` should stay dense, or None.
 
-    A rough estimate from tokens, heads and the device; never waits for it. On a CPU there is
-    nothing to start.
+    A rough estimate from tokens, heads and the device; never waits for it. `heads` are those of
+    all devices: the same video is made on however many of them. On a CPU there is nothing to
+    start.
     """
     if query.device.type != "cuda" or torch.version.hip is not None:
         return None
     host = LAUNCHES * _SECONDS_PER_LAUNCH
-    dense = 4 * query.numel() * key.shape[2] / _rate(query.device)
+    batch, _, length, size = query.shape
+    dense = 4 * batch * heads * length * size * key.shape[2] / _rate(query.device)
     if dense > host:
         return None
     return (
-        f"too small for this GPU: dense attention of {query.shape[2]:,} tokens in "
-        f"{query.shape[0] * query.shape[1]} heads takes about {1e3 * dense:.1f} ms, starting a "
+        f"too small for this GPU: dense attention of {length:,} tokens in "
+        f"{batch * heads} heads takes about {1e3 * dense:.1f} ms, starting a "
         f"sparse call's kernels {1e3 * host:.1f} ms"
     )
 

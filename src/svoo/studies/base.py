@@ -18,8 +18,24 @@ if TYPE_CHECKING:
     from svoo.studies.scale import Size
 
 Verdict = Literal["holds", "does not hold", "cannot be told here"]
-# Turns: what matters most is made first, so that a run in slices has it early.
-MAIN, CLAIMS, TABLES, LAST = range(4)
+# Turns: what matters most for its time is made first, so that a run in slices has it early. The
+# measurements behind the paper's claims, the main methods at the smaller size, at the larger one,
+# without warm-up, all other tables, the sweeps.
+CLAIMS, FIRST, MAIN, BARE, TABLES, LAST = range(6)
+
+# The paper's five claims: a report names all of them, measured or not.
+LAYERS_DIFFER = "Layers differ in how much attention they need"
+INPUTS_ARE_ALIKE = "Inputs do not matter for a layer"
+COUPLING_MATTERS = "Coupling matters: the best partition of the keys depends on the query"
+MORE_RECALL = "Co-clustering has more recall than SVG2's k-means at equal density"
+BEST_OF_FIVE = "SVOO is best among the five: closest to dense and fastest"
+FIVE = {
+    LAYERS_DIFFER: "layers",
+    INPUTS_ARE_ALIKE: "layers",
+    COUPLING_MATTERS: "coupling",
+    MORE_RECALL: "recall",
+    BEST_OF_FIVE: "quality",
+}
 
 
 class Skipped(Exception):
@@ -30,7 +46,8 @@ class Skipped(Exception):
 class Job:
     """One unit of work, whose result is one line of the file. `key` names all that decides it;
     `cost` is about how many dense runs of the smallest size it takes; `prompt` that of its input,
-    if it has one. Jobs of an earlier `turn` come first, whatever study they belong to."""
+    if it has one. Jobs of an earlier `turn` come first, whatever study they belong to, and in a
+    turn those of an earlier prompt."""
 
     key: str
     make: Callable[[], Mapping[str, Any]]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DENSE = Setting("dense", None)
+_LINE = 8.0  # typographic points from one line of small text to the next
 _SHOWN = 50.0  # dB: what is closer to dense would leave no room for the others
 
 
@@ -76,21 +77,20 @@ def run_jobs(
     size: Size,
     *,
     task: Task = "text",
-    score: Sequence[str] = (),
+    score: bool = False,
+    dense: bool = True,
     prompts: int | None = None,
     turn: int,
 ) -> list[Job]:
-    """Return jobs for every input and setting, dense first; `score` names the settings that are
-    also scored without reference."""
+    """Return jobs for every input and setting, `dense` first; `score`: also without reference."""
     jobs = []
     for entry in lab.inputs[:prompts]:
-        for setting in (DENSE, *settings):
+        for setting in (*((DENSE,) if dense else ()), *settings):
 
             def make(
                 setting: Setting = setting, entry: Mapping[str, Any] = entry
             ) -> dict[str, Any]:
-                scored = setting.name in score
-                key = lab.run(setting, entry, size, task, score=scored)
+                key = lab.run(setting, entry, size, task, score=score)
                 return {"group": group, "setting": setting.name, "run": key}
 
             run = lab.run_key(setting, entry, size, task)
@@ -238,16 +238,42 @@ def verdict_of(found: Interval | None, *, least: int = LEAST_PROMPTS) -> Verdict
 def scatter(axes: Axes, entries: Sequence[Entry], label: str | None = None) -> None:
     """Draw the median PSNR of each setting against its speed-up."""
     quality, faster = by_prompt(entries, PSNR), by_prompt(entries, SPEED_UP)
+    points: dict[str, tuple[float, float]] = {}
     for name, values in quality.items():
         finite = [value for value in values.values() if math.isfinite(value)]
         if not finite or name not in faster:
             continue
         height = float(np.median(finite))
-        point = float(np.median(list(faster[name].values()))), min(height, _SHOWN)
         shown = name if height <= _SHOWN else f"{name} ({height:.0f} dB)"
+        points[shown] = float(np.median(list(faster[name].values()))), min(height, _SHOWN)
+    axes.margins(x=0.12, y=0.1)
+    for point in points.values():
         axes.scatter(*point, s=22)
-        axes.annotate(shown, point, (4, 3), textcoords="offset points", fontsize=7)
+    for name, lift in _lifts(points).items():
+        axes.annotate(name, points[name], (4, 3 + lift), textcoords="offset points", fontsize=7)
     axes.set(xlabel="speed-up of the denoising loop", ylabel="PSNR against dense, dB")
     axes.grid(visible=True, alpha=0.3)
     if label:
         axes.set_title(label, fontsize=9)
+
+
+def _lifts(points: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Return by how many typographic points each name is lifted so that no two lie on each other
+    in a picture of about 400 x 250 points."""
+    if not points:
+        return {}
+    places = np.array(list(points.values()))
+    extent = np.maximum(np.ptp(places, axis=0) * 1.24, 1e-9)
+    lifts: dict[str, float] = {}
+    taken: list[tuple[float, float, float]] = []  # left, right, bottom
+    for name in sorted(points, key=lambda name: points[name][1]):
+        left, bottom = np.array(points[name]) / extent * (400, 250)
+        right, lift = left + 4.2 * len(name), 0.0
+        while any(
+            left < other[1] and other[0] < right and abs(bottom + lift - other[2]) < _LINE
+            for other in taken
+        ):
+            lift += 1.0
+        taken.append((left, right, bottom + lift))
+        lifts[name] = lift
+    return lifts

@@ -14,7 +14,17 @@ from svoo.core.cluster_counts import default_clusters
 from svoo.core.clustering import co_cluster
 from svoo.core.random import mix_seeds, seeded
 from svoo.methods.base import Call
-from svoo.studies.base import Cell, Claim, Job, Plot, Section, Table, as_png, per_input
+from svoo.studies.base import (
+    COUPLING_MATTERS,
+    Cell,
+    Claim,
+    Job,
+    Plot,
+    Section,
+    Table,
+    as_png,
+    per_input,
+)
 from svoo.studies.comparisons import say_difference, verdict_of
 from svoo.studies.information import mutual_information
 from svoo.studies.lab import Lab
@@ -88,7 +98,7 @@ class CouplingStudy:
         gap = interval([float(np.mean(row.within) - np.mean(row.across)) for row in rows])
         assert gap is not None
         claim = Claim(
-            "Coupling matters: the best partition of the keys depends on the query",
+            COUPLING_MATTERS,
             verdict_of(gap),
             f"shared information of key partitions, same group of queries less another: "
             f"{say_difference(gap, '', 3)}; k-means of the keys alone would have no difference",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from svoo.metrics.video import read_video, write_video
-from svoo.studies.base import TABLES, Job, Plot, Section, Videos, as_png
+from svoo.studies.base import FIRST, Job, Plot, Section, Videos, as_png
 from svoo.studies.comparisons import DENSE
 from svoo.studies.lab import Lab
 from svoo.studies.results import Results
@@ -50,7 +50,7 @@ class ExamplesStudy:
                 run = lab.run_key(setting, entry, size)
                 key = f"{setting.name} | {entry['prompt']} | {run}"
                 cost = lab.scale.cost(size)
-                jobs.append(Job(key, make, cost, entry["prompt"], TABLES))
+                jobs.append(Job(key, make, cost, entry["prompt"], FIRST))
         return jobs
 
     def show(self, results: Results) -> Section:
@@ -92,5 +92,11 @@ def _draw(prompt: str, videos: Mapping[str, bytes], number: int) -> Plot:
         shown = np.linspace(0, len(frames) - 1, _SHOWN).round().astype(int)
         axes.imshow(np.concatenate(list(frames[shown]), axis=1))
         axes.set(xticks=[], yticks=[])
+        if axes is lines[0]:
+            width = frames.shape[2]
+            places = [(number + 0.5) * width for number in range(_SHOWN)]
+            axes.set_xticks(places, [f"frame {frame + 1}" for frame in shown], fontsize=7)
+            axes.tick_params(axis="x", top=True, labeltop=True, labelbottom=False, length=0)
+            axes.tick_params(axis="x", bottom=False)
         axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7)
     return Plot(f"examples-{number}", f"Strips: {prompt}", as_png(figure))

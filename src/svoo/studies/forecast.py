@@ -61,8 +61,8 @@ def make_forecast(planned: Jobs, lab: Lab) -> Forecast:
     if not spent:
         size = lab.scale.small
         return Forecast({}, lab.time_dense(size) / lab.scale.cost(size))
-    rates = {place: seconds / cost for place, (seconds, cost) in spent.items()}
-    seconds, cost = (sum(pair[place] for pair in spent.values()) for place in (0, 1))
+    rates = {owner: seconds / cost for owner, (seconds, cost) in spent.items()}
+    seconds, cost = (sum(parts) for parts in zip(*spent.values(), strict=True))
     return Forecast(rates, seconds / cost)
 
 

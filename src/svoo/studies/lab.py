@@ -165,8 +165,9 @@ class Lab:
         """Make a run if no study has made it yet; return its key in the file. `score`: also by
         scores that need no dense video."""
         key = self.run_key(setting, entry, size, task)
-        if score and self.scorer is not None:
-            key += " scored"
+        scored = f"{key} scored"
+        if (score and self.scorer is not None) or (self.has_run(scored) and not self.has_run(key)):
+            key = scored  # one with scores serves those who ask for none
         if not self.has_run(key):
             dense = self.reference(entry, size, task)
             busy = [self._reference.others] if self._reference else []

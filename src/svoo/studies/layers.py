@@ -8,7 +8,18 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from svoo.studies.base import Cell, Claim, Job, Plot, Section, Table, Verdict, as_png
+from svoo.studies.base import (
+    INPUTS_ARE_ALIKE,
+    LAYERS_DIFFER,
+    Cell,
+    Claim,
+    Job,
+    Plot,
+    Section,
+    Table,
+    Verdict,
+    as_png,
+)
 from svoo.studies.densities import density_jobs, read_densities
 from svoo.studies.lab import MASSES, Lab
 from svoo.studies.results import Results
@@ -105,7 +116,8 @@ def _draw(density: Density, mass: float) -> Plot:
     )
     by_head = [density[:, layer, head] for layer in positions for head in range(heads)]
     stems.boxplot(by_head, widths=0.7, flierprops={"markersize": 2})
-    stems.set(xlabel="head, layer by layer", ylabel="density", ylim=(0, None), xticks=[])
+    stems.set(xlabel="layer, its heads side by side", ylabel="density", ylim=(0, None))
+    stems.set_xticks([layer * heads + (heads + 1) / 2 for layer in positions], positions)
     for layer in range(1, layers):
         stems.axvline(layer * heads + 0.5, color="gray", linewidth=0.5)
     name = f"layers-{mass:g}"
@@ -115,7 +127,7 @@ def _draw(density: Density, mass: float) -> Plot:
 def _claims(density: Density) -> list[Claim]:
     """Judge heterogeneity (layers differ by more than inputs move them) and stability (inputs move
     a layer by less than a quarter of that) at the paper's mass."""
-    texts = "Layers differ in how much attention they need", "Inputs do not matter for a layer"
+    texts = LAYERS_DIFFER, INPUTS_ARE_ALIKE
     if len(density) < LEAST_PROMPTS:
         why = f"too few prompts: {len(density)}; the paper has {LEAST_PROMPTS}"
         return [Claim(text, "cannot be told here", why) for text in texts]
@@ -123,14 +135,14 @@ def _claims(density: Density) -> list[Claim]:
     excess = bootstrap(density, lambda drawn: over_layers(drawn) - over_inputs(drawn))
     share = bootstrap(density, lambda drawn: over_inputs(drawn) / over_layers(drawn))
     differs: Verdict = (
-        "holds" if excess[0] > 0 else "does not hold" if excess[1] < 0 else ("cannot be told here")
+        "holds" if excess[0] > 0 else "does not hold" if excess[1] < 0 else "cannot be told here"
     )
     stable: Verdict = (
         "holds"
         if share[1] < STABLE
         else "does not hold"
         if share[0] > STABLE
-        else ("cannot be told here")
+        else "cannot be told here"
     )
     return [
         Claim(

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 
 from svoo.errors import ConfigError
 from svoo.storage import check_writable, write_atomically
-from svoo.studies.base import Cell, Claim, Plot, Section, Study, Table, Videos
+from svoo.studies.base import FIVE, Cell, Claim, Plot, Section, Study, Table, Videos
 from svoo.studies.results import Results
 from svoo.studies.table import STUDIES
 
@@ -40,12 +40,12 @@ def write_report(results: Results, out: Path) -> list[Claim]:
     chapters = make_chapters(results)
     if not chapters:
         raise ConfigError(f"the results in {out} hold no study yet; run `svoo study all`")
-    claims = [claim for chapter in chapters for claim in chapter.section.claims]
+    claims = order_claims([claim for chapter in chapters for claim in chapter.section.claims])
     facts = {
         "about": results.about,
         "sessions": results.sessions(),
         "chapters": chapters,
-        "claims": claims,
+        "claims": _under_headings(claims),
         "machines": _machines(results),
         "prompts": _prompts(results),
         "settings": _settings(results),
@@ -66,6 +66,26 @@ def write_report(results: Results, out: Path) -> list[Claim]:
     write_atomically(out / MARKDOWN, markdown.encode())
     write_atomically(out / HTML, pages.get_template("report.html").render(**facts).encode())
     return claims
+
+
+def order_claims(found: Sequence[Claim]) -> list[Claim]:
+    """Return the paper's five claims, measured or not, then all others."""
+    by_text = {claim.text: claim for claim in found}
+    five = [
+        by_text.get(text)
+        or Claim(text, "cannot be told here", f"not measured yet: `svoo study {study}`")
+        for text, study in FIVE.items()
+    ]
+    return five + [claim for claim in found if claim.text not in FIVE]
+
+
+def _under_headings(claims: Sequence[Claim]) -> dict[str, list[Claim]]:
+    """Return claims under the headings that they stand under."""
+    found: dict[str, list[Claim]] = {}
+    for claim in claims:
+        five = "The paper's five claims" if claim.text in FIVE else "What else the paper says"
+        found.setdefault(five if claim.of_paper else "Claims of ours", []).append(claim)
+    return found
 
 
 def make_chapters(results: Results) -> list[Chapter]:

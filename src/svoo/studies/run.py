@@ -158,9 +158,12 @@ def _choose_backend(machine: Mapping[str, Any]) -> str:
 
 
 def plan_jobs(studies: Sequence[Study], lab: Lab) -> list[tuple[Study, Job]]:
-    """Return all that studies make, in the order in which it is made: by turn."""
+    """Return all that studies make, in the order in which it is made: by turn and in a turn prompt
+    by prompt, so that all tables have the same prompts wherever a run is stopped."""
     planned = [(study, job) for study in studies for job in study.jobs(lab)]
-    return sorted(planned, key=lambda pair: pair[1].turn)
+    prompts = {entry["prompt"]: place for place, entry in enumerate(lab.inputs)}
+    last = len(prompts)
+    return sorted(planned, key=lambda pair: (pair[1].turn, prompts.get(pair[1].prompt, last)))
 
 
 def pending(studies: Sequence[Study], lab: Lab) -> list[tuple[Study, Job]]:
@@ -185,17 +188,19 @@ def run_studies(
     begun, total = monotonic(), sum(lengths)
     end = None if minutes is None else begun + 60 * minutes
     left_out: list[str] = []
-    for place, (study, job) in enumerate(todo):
+    for number, (study, job) in enumerate(todo):
         now = monotonic()
-        if end is not None and place and now + (lengths[place] if forecast else 0.0) > end:
-            return Done(left_out, not_begun=todo[place:])
+        if end is not None and number and now + (lengths[number] if forecast else 0.0) > end:
+            return Done(left_out, not_begun=todo[number:])
         if progress is not None:
-            progress(study.name, sum(lengths[:place]), total)
+            progress(study.name, sum(lengths[:number]), total)
         try:
             found = job.make()
         except Skipped as why:
             left_out.append(f"{study.name}: {why}")
-            lab.results.add("skipped", f"{study.name} | {job.key}", {"why": str(why)})
+            key, reason = f"{study.name} | {job.key}", {"why": str(why)}
+            if lab.results.find("skipped", key) != reason:
+                lab.results.add("skipped", key, reason)
         else:
             lab.results.add(study.name, job.key, found, monotonic() - now)
     return Done(left_out)

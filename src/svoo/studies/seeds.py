@@ -79,7 +79,7 @@ class SeedsStudy:
 
         runs = 1 + len(settings)
         jobs = per_input(lab, size, make, lab.scale.prompts, runs=runs, turn=TABLES)
-        return jobs if computes_in_half() else [*jobs, Job(HALF, _skip_half, 0.0)]
+        return jobs if computes_in_half() else [*jobs, Job(HALF, _skip_half, 0.0, turn=TABLES)]
 
     def show(self, results: Results) -> Section:
         """Return the table, a picture, and whether ours loses less than another step count."""

@@ -193,6 +193,8 @@ def _draw(rows: list[TheoremRow]) -> Plot:
     limit = np.mean([row.bound for row in rows], axis=0)
     axes.loglog(rows[0].tokens, limit, color="black", linestyle="--", label="bound, C = 1")
     axes.set(xlabel="sampled tokens n", ylabel="deviation of the logits' variance")
+    axes.set_xticks(rows[0].tokens, [f"{count:,}" for count in rows[0].tokens])
+    axes.set_xticks([], minor=True)
     axes.legend(fontsize=7)
     axes.grid(visible=True, which="both", alpha=0.3)
     return Plot("theorem", "Deviation against the bound", as_png(figure), "Means over prompts.")

@@ -86,7 +86,9 @@ class TradeoffStudy:
         entries = read_entries(results, self.name)
         if not entries:
             return Section()
-        return Section([_claim(entries)], [_draw(entries), make_table("All settings", entries)])
+        drawn = _draw(entries)
+        table = make_table("All settings", entries)
+        return Section([_claim(entries)], [table] if drawn is None else [drawn, table])
 
 
 def knob_of(name: str) -> str:
@@ -116,20 +118,24 @@ def curves(entries: Sequence[Entry]) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def _draw(entries: Sequence[Entry]) -> Plot:
+def _draw(entries: Sequence[Entry]) -> Plot | None:
+    """Draw the curves; None if there is no point of any."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5.6), layout="constrained")
-    axes = figure.subplots()
+    axes, drawn = figure.subplots(), False
     for number, (name, points) in enumerate(curves(entries).items()):
-        shown = [point for point in sorted(points) if np.isfinite(point[1])]
+        shown = [point for point in points if np.isfinite(point[1])]  # in the order of the knob
         if not shown:
             continue
         thick = name in _OWN
         width, style = 2.4 if thick else 1.0, ("-", "--", ":")[number % 3]
+        drawn = True
         axes.plot(
             *np.array(shown).T, marker="o", markersize=3, label=name, linewidth=width, ls=style
         )
+    if not drawn:
+        return None
     axes.set(xlabel="speed-up of the denoising loop", ylabel="PSNR against dense, dB")
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=7, ncols=2)

@@ -1,3 +1,4 @@
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,46 @@ def test_bad_requests_are_one_message_exit_code_2_and_leave_nothing(
         assert stopped.value.code == 2, wrong
         assert message in said.err and said.err.startswith("error: "), said.err
         assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"], wrong
+
+
+@pytest.mark.parametrize(
+    ("ranks", "command", "message"),
+    [
+        (3, ["generate", "--prompt", "a fox"], "3 ranks cannot share"),
+        (3, ["generate", "--prompts", "prompts.txt"], "3 ranks cannot share"),
+        (1, ["generate", "--prompts", "bad.txt"], "cannot read the prompts"),
+        (1, ["profile", "--prompts", "bad.txt", "--out", "p.safetensors"], "cannot read the"),
+        (1, ["generate", "--prompts", "prompts.txt", "--ray", "ADDRESS"], "does not answer"),
+        (1, ["profile", "--prompts", "prompts.txt", "--ray", "ADDRESS"], "does not answer"),
+        (1, ["estimate", "--gpus", "7"], "--gpus 7 does not divide the 40 heads"),
+    ],
+)
+def test_what_many_machines_cannot_do_is_refused_before_any_work(
+    ranks: int,
+    command: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", str(ranks)), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    (tmp_path / "prompts.txt").write_text("a fox\n")
+    (tmp_path / "bad.txt").write_bytes(b"a fox\n\xff\n")
+    if "ADDRESS" in command:
+        pytest.importorskip("ray", reason="ray is not installed: pip install 'svoo[fleet]'")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        given = [address if text == "ADDRESS" else text for text in command]
+        monkeypatch.setattr(sys, "argv", ["svoo", *given])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+    said = capsys.readouterr()
+    assert stopped.value.code == 2 and message in said.err, said.err
+    assert said.err.count("error: ") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"prompts.txt", "bad.txt"}
 
 
 def test_numbers_that_typer_refuses() -> None:

@@ -50,6 +50,10 @@ def test_calibrating_replaces_the_rates(monkeypatch: pytest.MonkeyPatch) -> None
         (["--method", "svg2"], "how much svg2 keeps depends on the video: give --density"),
         (["--density", "0"], "--density must be a number above 0"),
         (["--calibrate", "--gpu", "h200"], "leave --gpu out"),
+        (["--frames", "6"], "num_frames must be a multiple of 4 plus 1, got 6; the nearest is 5"),
+        (["--height", "1"], "height must be a multiple of 16, got 1; the nearest is 16"),
+        (["--all", "--method", "svg2"], "--all shows models in their own sizes"),
+        (["--all", "--density", "0.1"], "--all shows models in their own sizes"),
     ],
 )
 def test_bad_requests(arguments: list[str], message: str) -> None:

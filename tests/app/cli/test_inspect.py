@@ -6,7 +6,7 @@ from making import made_profile
 from typer.testing import CliRunner
 
 from svoo.app.cli import app
-from svoo.errors import ConfigError
+from svoo.errors import ConfigError, FileError
 
 
 @pytest.fixture
@@ -26,6 +26,24 @@ def test_inspect_shows_compares_and_draws(saved: str, tmp_path: Path) -> None:
     assert "correlation 1.000, of ranks 1.000" in " ".join(compared.output.split())
     both = CliRunner().invoke(app, ["inspect", saved, saved, "--png", str(picture)])
     assert isinstance(both.exception, ConfigError)
+
+
+def test_a_picture_never_replaces_a_profile(saved: str, tmp_path: Path) -> None:
+    before = Path(saved).read_bytes()
+    for option, path in (("--html", saved), ("--png", saved), ("--png", str(tmp_path / "p.jpg"))):
+        refused = CliRunner().invoke(app, ["inspect", saved, option, path])
+        assert isinstance(refused.exception, ConfigError) and not refused.stdout
+        assert f"{option} must end in .{option[2:]}, got {path}" in str(refused.exception)
+    assert Path(saved).read_bytes() == before
+    (tmp_path / "folder.html").mkdir()
+    nowhere = CliRunner().invoke(app, ["inspect", saved, "--html", str(tmp_path / "folder.html")])
+    assert isinstance(nowhere.exception, FileError) and not nowhere.stdout
+
+
+def test_a_profile_says_its_model_itself(saved: str) -> None:
+    other = CliRunner().invoke(app, ["inspect", saved, "--model", "wan2.1-t2v-1.3b"])
+    assert isinstance(other.exception, ConfigError)
+    assert "says its model itself: leave --model out" in str(other.exception)
 
 
 def test_inspect_for_programs(saved: str) -> None:

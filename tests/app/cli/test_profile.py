@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from svoo import Profile
 from svoo.app.cli import app
+from svoo.catalogue import find_model
 from svoo.errors import ConfigError, FileError
 from svoo.fleet.jobs import Outcome
 from svoo.fleet.profiles import Recording
@@ -90,7 +91,8 @@ def test_profile_end_to_end_on_the_embedded_model(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     found = Profile.load(out)
-    assert found.density.shape == (2, 2, 6, 4, 2)  # of four steps, the first and the fourth
+    mini = find_model("mini")  # below: of four steps, the first and the fourth
+    assert found.density.shape == (2, 2, mini.layers, mini.heads, 2)
     assert (found.provenance["model"], found.provenance["tokens"]) == ("mini", "48")
     assert done.stdout.index("required density") < done.stdout.index("provenance")
     other = CliRunner().invoke(app, [*command[:-1], "9"])

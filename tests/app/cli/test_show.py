@@ -13,14 +13,14 @@ SIZES = ["--steps", "2", "--frames", "5", "--height", "64", "--width", "96"]
 
 def test_a_head_is_drawn(tmp_path: Path) -> None:
     out = tmp_path / "new" / "a.png"
-    command = ["show", "--method", "sol", "--layer", "1", "--head", "2", "--out", str(out), *SIZES]
+    command = ["show", "--method", "sol", "--layer", "1", "--head", "1", "--out", str(out), *SIZES]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert "a.png written: step 1, kept " in done.stdout
     with Image.open(out) as image:
         assert image.width > 300
     found = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
-    assert (found["layer"], found["head"]) == (1, 2) and 0 < found["density"] <= 1
+    assert (found["layer"], found["head"]) == (1, 1) and 0 < found["density"] <= 1
 
 
 @pytest.mark.parametrize(

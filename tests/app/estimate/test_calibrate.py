@@ -6,6 +6,7 @@ import torch
 
 from svoo.app.estimate import calibrate
 from svoo.app.estimate.calibrate import Line, measure_rates
+from svoo.app.estimate.data import find_architecture
 from svoo.app.estimate.estimate import Video, estimate
 from svoo.app.estimate.roofline import count_forward
 from svoo.catalogue import find_model
@@ -41,12 +42,14 @@ def pretend(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> list[str]:
 
 
 def test_attention_and_layers_of_two_sizes_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = (count_forward(MINI, tokens).linear / 6 for tokens in (64, 256))
+    few, many = (count_forward(MINI, tokens).linear / MINI.layers for tokens in (64, 256))
     shapes = pretend(monkeypatch, [0.5, 0.1 + few / 1e9, 0.1 + many / 1e9])
     found = measure_rates(MINI, CPU, DENSE)
-    assert found.attention == pytest.approx(4 * 256**2 * 128 / 0.5)
+    heads, size = MINI.heads, MINI.head_dim
+    assert found.attention == pytest.approx(4 * 256**2 * heads * size / 0.5)
     assert (found.linear, found.layer_seconds) == pytest.approx((1e9, 0.1))
-    assert shapes == ["(1, 4, 256, 32)", "(1, 64, 128)", "(1, 256, 128)"]
+    width = heads * size
+    assert shapes == [f"(1, {heads}, 256, {size})", f"(1, 64, {width})", f"(1, 256, {width})"]
     assert found.memory > 0 and found.sparse is None and "calibrated here" in found.source
 
 
@@ -65,16 +68,18 @@ def test_a_machine_that_keeps_to_its_rates_is_told_exactly(
 ) -> None:
     """What `benchmarks/estimate.py` does on a real machine, with pretended timings."""
     attention, linear, fixed = 3e10, 5e10, 0.002
-    few, many = (count_forward(MINI, tokens).linear / 6 for tokens in (64, 256))
-    times = [4 * 256**2 * 128 / attention, fixed + few / linear, fixed + many / linear]
+    few, many = (count_forward(MINI, tokens).linear / MINI.layers for tokens in (64, 256))
+    width, wider = MINI.heads * MINI.head_dim, find_architecture(MINI).feed_forward
+    times = [4 * 256**2 * width / attention, fixed + few / linear, fixed + many / linear]
     pretend(monkeypatch, times)
     found = measure_rates(MINI, CPU, DENSE)
     video = Video(MINI, *size, 5)
     got = estimate(video, found, DENSE, itemsize=4)
     tokens = video.tokens
-    products = 2 * (4 * 128**2 + 2 * 128 * 512) * tokens  # self-attention and feed-forward
-    products += 4 * 128**2 * (tokens + 32) + 4 * tokens * 32 * 128  # attention to the text
-    forward = 6 * (4 * tokens**2 * 128 / attention + products / linear) + 8 * fixed
+    products = 2 * (4 * width**2 + 2 * width * wider) * tokens  # self-attention and feed-forward
+    products += 4 * width**2 * (tokens + 32) + 4 * tokens * 32 * width  # attention to the text
+    layer = 4 * tokens**2 * width / attention + products / linear
+    forward = MINI.layers * layer + (MINI.layers + 2) * fixed
     assert got.dense_seconds == pytest.approx(2 * 5 * forward)
     assert got.speed_up == pytest.approx(1)
 

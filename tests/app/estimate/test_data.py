@@ -166,12 +166,14 @@ def test_the_far_fields_densities_are_those_of_the_benchmark() -> None:
 def test_between_measured_sizes_and_tolerances_the_share_lies_between() -> None:
     found = far_field_densities()
     small, large = sorted(found.by_tokens)
-    ours = found.at(0.0016, large)
-    assert ours == pytest.approx(found.by_tokens[large][0.0016])
-    assert ours < found.at(0.0016, 4000) < found.at(0.0016, small) < 1
-    assert found.at(0.0032, large) < found.at(0.002, large) < ours
-    assert found.at(0.0016, 4 * large) == pytest.approx(ours / 4)  # as many keys
-    assert found.at(0.0016, 10) == 1
+    *_, middle, most = sorted(found.by_tokens[large])
+    ours = found.at(middle, large)
+    assert ours == pytest.approx(found.by_tokens[large][middle])
+    between = (small * large) ** 0.5
+    assert ours < found.at(middle, between) < found.at(middle, small) < 1
+    assert found.at(most, large) < found.at((middle * most) ** 0.5, large) < ours
+    assert found.at(middle, 4 * large) == pytest.approx(ours / 4)  # as many keys
+    assert found.at(middle, 10) == 1
 
 
 @pytest.mark.parametrize(("file", "tokens"), [("far_field", 7488), ("far-2340", 2340)])

@@ -16,17 +16,18 @@ CPU = torch.device("cpu")
 def test_as_many_products_as_diffusers_block_and_as_are_counted() -> None:
     model = find_model("mini")
     sizes, tokens = find_architecture(model), 96
+    width = model.heads * model.head_dim
     layer = Layer(model, sizes, CPU, torch.float32)
     with FlopCounterMode(display=False) as ours:
         states = layer(layer.draw(tokens))
-    assert states.shape == (1, tokens, 128) and states.dtype == torch.float32
-    block = WanTransformerBlock(128, sizes.feed_forward, 4, cross_attn_norm=True)
-    rotary = torch.ones(1, tokens, 1, 32), torch.ones(1, tokens, 1, 32)
-    text, times = torch.zeros(1, sizes.text_tokens, 128), torch.zeros(1, 6, 128)
+    assert states.shape == (1, tokens, width) and states.dtype == torch.float32
+    block = WanTransformerBlock(width, sizes.feed_forward, model.heads, cross_attn_norm=True)
+    angles = torch.ones(1, tokens, 1, model.head_dim)
+    text, times = torch.zeros(1, sizes.text_tokens, width), torch.zeros(1, 6, width)
     with FlopCounterMode(display=False) as theirs, torch.inference_mode():
-        block(torch.zeros(1, tokens, 128), text, times, rotary)
+        block(torch.zeros(1, tokens, width), text, times, (angles, angles))
     expected = count_forward(model, tokens).linear / model.layers
-    to_text = 4 * tokens * sizes.text_tokens * 128  # torch does not count attention on the CPU
+    to_text = 4 * tokens * sizes.text_tokens * width  # torch does not count attention on the CPU
     assert ours.get_total_flops() == theirs.get_total_flops() == expected - to_text
 
 

@@ -1,8 +1,10 @@
 import asyncio
+import base64
 import io
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from starlette.requests import Request
@@ -64,12 +66,35 @@ def test_a_file_becomes_a_clean_picture_whatever_it_is_called() -> None:
         (b"{}", "text/plain", "send application/json or multipart"),
         (b"{}", "", "not nothing"),
         (*form(prompt="a", picture=b"x"), "no file is called 'picture'"),
+        (b"--edge", "multipart/form-data", "the form cannot be read: Missing boundary"),
+        (b"x", "multipart/form-data; boundary=edge", "the form cannot be read: Invalid"),
+        (*form(**{f"field{at}": "x" for at in range(41)}), "the form cannot be read: Too many"),
         (*form(prompt="a", input_reference=b"no picture"), "no picture that can be read"),
     ],
 )
 def test_other_bodies_are_refused(body: bytes, kind: str, message: str) -> None:
     with pytest.raises(Problem, match=message):
         read(body, kind)
+
+
+def test_a_large_picture_may_come_as_a_field_of_a_form() -> None:
+    """So OpenAI's client sends a data URL; most pictures are larger than any other field."""
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    assert len(url) > 100_000
+    fields, found = read(*form(prompt="a fox", **{"input_reference[image_url]": url}))
+    assert fields == {"prompt": "a fox"} and found is not None
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(found))), pixels)
+
+
+@pytest.mark.parametrize("charset", ["punycode", "unicode_escape", "utf-16", "nonsense"])
+def test_a_form_is_read_as_utf_8_alone(charset: str) -> None:
+    body, kind = form(prompt="a fox")
+    assert read(body, f"{kind}; charset=UTF-8")[0] == {"prompt": "a fox"}
+    with pytest.raises(Problem, match="read as UTF-8"):
+        read(body, f"{kind}; charset={charset}")
 
 
 def test_a_picture_that_is_too_large_is_refused() -> None:

@@ -3,10 +3,14 @@ refused."""
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from fastapi import FastAPI
+from PIL import Image
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
@@ -15,6 +19,7 @@ from ui_fakes import FakeMaker, answering, until
 from ui_process import Running, svoo_ui
 
 from svoo.app.ui.server import make_app
+from svoo.app.ui.settings import Limits
 from svoo.app.ui.store import Store
 
 PLACES = {"desktop": (1280, 900), "phone": (390, 844)}
@@ -83,10 +88,18 @@ def page(request: pytest.FixtureRequest) -> Iterator[Page]:
     with webdriver.Chrome(options=options, service=service) as browser:
         yield Page(browser)
         logged = [row["message"] for row in browser.get_log("browser")]  # type: ignore[no-untyped-call]
-    refusals = ("400", "401")  # the browser notes answers that the tests provoke
+    refusals = ("400", "401", "404")  # the browser notes answers that the tests provoke
     assert [
         row for row in logged if not any(f"status of {code}" in row for code in refusals)
     ] == []
+
+
+@contextmanager
+def answered(page: Page, app: FastAPI) -> Iterator[str]:
+    """Serve an app; the page leaves before it ends, so that it asks nobody for what is missing."""
+    with answering(app) as address:
+        yield address
+        page.browser.get("about:blank")
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +166,7 @@ def test_a_video_is_made_and_played_one_cancelled_and_one_refused(
 def test_the_token_is_asked_for_or_comes_with_the_link(page: Page, tmp_path: Path) -> None:
     maker = FakeMaker()
     app = make_app(maker, Store(tmp_path / "ui"), token=TOKEN, local=False)
-    with answering(app) as address:
+    with answered(page, app) as address:
         page.browser.get(address)
         page.find("#login input").send_keys("a wrong one")
         page.find("#login button").click()
@@ -171,9 +184,47 @@ def test_the_token_is_asked_for_or_comes_with_the_link(page: Page, tmp_path: Pat
         assert TOKEN not in page.script("return document.cookie + JSON.stringify(localStorage)")
 
 
+def test_a_picture_is_chosen_shown_left_out_and_repeated(page: Page, tmp_path: Path) -> None:
+    chosen, large = tmp_path / "chosen.png", tmp_path / "large.png"
+    Image.new("RGB", (40, 20), "red").save(chosen)
+    large.write_bytes(bytes(2 << 20))
+    shows = "const i = document.querySelector('{}'); return i.offsetWidth > 0 && i.naturalWidth"
+    app = make_app(FakeMaker(), Store(tmp_path / "ui"), limits=Limits(upload=1 << 20))
+    with answered(page, app) as address, httpx2.Client(base_url=address, timeout=60) as client:
+
+        def made() -> Any:
+            page.make()
+            page.wait("#stage .status", "done")
+            return client.get("/v1/videos").json()["data"][0]
+
+        page.browser.get(address)
+        page.find("#more summary").click()
+        page.type(prompt="it jumps", seed=3)
+        upload = page.find("#picture input")
+        upload.send_keys(str(large))
+        assert "has 2.0 MB; at most 1 MB" in str(upload.get_property("validationMessage"))
+        upload.send_keys(str(chosen))
+        until(lambda: page.script(shows.format("#chosen img")) == 40)
+        page.find("#chosen button").click()
+        assert not page.script(shows.format("#chosen img")) and not made()["settings"]["picture"]
+        upload.send_keys(str(chosen))
+        first = made()
+        page.find("#stage .settings summary").click()
+        until(lambda: page.script(shows.format("#stage .settings img")) == 40)
+        link = str(page.find("#stage .again").get_attribute("href"))
+        page.browser.get(link)
+        until(lambda: page.script(shows.format("#chosen img")) == 40)
+        again = made()
+        assert first["settings"] == again["settings"] and first["settings"]["picture"]
+        client.delete(f"/v1/videos/{first['id']}")
+        page.browser.get(link)
+        page.wait("#ask > .error", "The picture of that run is gone: choose one.")
+        assert page.script("return document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_hostile_text_stays_text(page: Page, tmp_path: Path) -> None:
     hostile = "<img src=x onerror=document.title='owned'><script>1</script>"
-    with answering(make_app(FakeMaker(), Store(tmp_path / "ui"))) as address:
+    with answered(page, make_app(FakeMaker(), Store(tmp_path / "ui"))) as address:
         page.browser.get(address)
         page.type(prompt=hostile)
         page.make()

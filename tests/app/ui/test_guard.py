@@ -48,6 +48,7 @@ def test_another_name_for_this_machine_is_not_answered(local: str, host: str) ->
     [
         {"origin": "https://evil.example"},
         {"origin": "null"},
+        {"origin": "http://["},
         {"origin": "http://127.0.0.1:1"},
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},

@@ -4,7 +4,7 @@ import time
 import pytest
 from ui_fakes import settings
 
-from svoo.app.ui.jobs import CANCELLED, Job
+from svoo.app.ui.jobs import CANCELLED, Job, without_nan
 
 
 def job() -> Job:
@@ -17,6 +17,12 @@ def test_names_differ_and_what_is_kept_comes_back() -> None:
     first.fail(CANCELLED)
     first.figures, first.notes = {"density": 0.5}, ["a note"]
     assert Job.from_dict(json.loads(json.dumps(first.as_dict()))) == first
+
+
+def test_numbers_that_json_cannot_say_become_none() -> None:
+    nan, inf = float("nan"), float("inf")
+    told = without_nan({"a": nan, "b": [1.5, -inf, "nan"], "c": {"d": (inf, 2, True, None)}})
+    assert told == {"a": None, "b": [1.5, None, "nan"], "c": {"d": [None, 2, True, None]}}
 
 
 @pytest.mark.parametrize("wrong", [{}, {"id": 1}, {"settings": {}, "error": 3}])

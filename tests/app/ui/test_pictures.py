@@ -54,6 +54,12 @@ def test_others_are_refused(data: bytes, message: str) -> None:
         clean_picture(data, limits)
 
 
+def test_a_refusal_tells_nothing_of_the_servers_memory() -> None:
+    with pytest.raises(Problem) as refused:
+        clean_picture(b"no picture", Limits())
+    assert "BytesIO" not in str(refused.value)
+
+
 def test_a_bomb_is_refused_by_its_header() -> None:
     """A small file that unpacks to very much."""
     file = io.BytesIO()
@@ -72,7 +78,8 @@ def test_any_bytes_are_refused_with_a_sentence(data: bytes) -> None:
 def test_references_are_data_urls_and_nothing_is_fetched() -> None:
     url = "data:image/png;base64," + base64.b64encode(picture()).decode()
     assert from_reference(url) == from_reference({"image_url": url}) == picture()
-    for other in ("http://127.0.0.1/x.png", "file:///etc/passwd", "/etc/passwd", {"file_id": "x"}):
+    others = ("http://127.0.0.1/x.png", "file:///etc/passwd", "/etc/passwd", {"file_id": "x"})
+    for other in (*others, {"image_url": 5}, {"image_url": None}):
         with pytest.raises(Problem, match="data URL|must be a picture"):
             from_reference(other)
     with pytest.raises(Problem, match="base64"):

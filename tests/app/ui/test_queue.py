@@ -1,3 +1,4 @@
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -6,7 +7,7 @@ import pytest
 from ui_fakes import FakeMaker, settings, until
 
 from svoo.app.ui.problems import Problem
-from svoo.app.ui.queue import JobQueue
+from svoo.app.ui.queue import JobQueue, Outcome
 from svoo.app.ui.store import Store
 
 
@@ -45,6 +46,16 @@ def test_videos_are_made_one_at_a_time_in_order(bench: Bench) -> None:
     assert bench.maker.made == [0, 1, 2, 3]
     assert done[0]["figures"]["density"] == 0.5 and done[0]["notes"] == ["a note"]
     assert {job.id: job.status for job in bench.store.load()} == dict.fromkeys(names, "completed")
+
+
+def test_a_figure_that_is_no_number_does_not_break_the_list(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = Outcome({"error": float("nan"), "density": 0.5})
+    monkeypatch.setattr(bench.maker, "make", lambda *_asked: outcome)
+    done = bench.wait(bench.add(), "completed")
+    assert done["figures"] == {"error": None, "density": 0.5}
+    json.dumps(bench.queue.describe_all(None, 5, newest_first=True), allow_nan=False)
 
 
 def test_a_full_queue_refuses_and_loses_nothing(bench: Bench) -> None:

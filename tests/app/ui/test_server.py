@@ -22,7 +22,10 @@ class Server:
         self.client = httpx2.Client(base_url=address, timeout=60)
 
     def post(self, **fields: Any) -> httpx2.Response:
-        return self.client.post("/v1/videos", json={"prompt": "a fox"} | fields)
+        body = json.dumps({"prompt": "a fox"} | fields)  # spells half letters too: \\ud800
+        return self.client.post(
+            "/v1/videos", content=body, headers={"content-type": "application/json"}
+        )
 
     def wait(self, name: str, status: str = "completed") -> Any:
         def there() -> Any:
@@ -97,6 +100,8 @@ def test_forms_with_a_picture_and_the_picture_again(server: Server) -> None:
         ({"prompt": "impossible"}, 400, "prompt asks for the impossible"),
         ({"model": "sora-2"}, 404, "has loaded fake, not sora-2"),
         ({"path": "/etc/passwd"}, 400, "no field is called 'path'"),
+        ({"prompt": "\ud800"}, 400, "letters that UTF-8 cannot write"),
+        ({"input_reference": {"image_url": 5}}, 400, "must be a picture"),
     ],
 )
 def test_refusals(server: Server, fields: dict[str, Any], status: int, message: str) -> None:
@@ -166,6 +171,15 @@ def test_what_the_page_and_clients_need_to_know(server: Server) -> None:
     body = schema["paths"]["/v1/videos"]["post"]["requestBody"]["content"]
     assert set(body) == {"application/json", "multipart/form-data"}
     assert "prompt" in json.dumps(body)
+    for path, calls in schema["paths"].items():
+        for call in calls.values():
+            told = set(call["responses"])
+            assert {"4XX", "5XX"} <= told and "422" not in told, path
+    refusal = schema["components"]["schemas"]["Trouble"]["properties"]
+    refused = server.post(size="none").json()["error"]
+    assert set(refusal) == set(refused) == {"message", "type", "param", "code"}
+    sent = schema["paths"]["/v1/videos/{name}/content"]["get"]["responses"]["200"]["content"]
+    assert set(sent) == {"video/mp4", "image/webp", "image/png"}
     page = server.client.get("/").text
     assert "http://" not in page and "https://" not in page  # nothing from elsewhere
     for name in ("/ui.js", "/ui.css", "/favicon.svg"):

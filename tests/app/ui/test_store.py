@@ -2,6 +2,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ui_fakes import settings
@@ -50,6 +51,28 @@ def test_oldest_first(store: Store) -> None:
     for kept in jobs:
         store.save(kept)
     assert [kept.created_at for kept in store.load()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt": "\udfff"},
+        {"fps": 0},
+        {"fps": "fast"},
+        {"guidance": float("nan")},
+    ],
+)
+def test_a_record_that_cannot_be_told_does_not_take_the_list_with_it(
+    store: Store, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
+) -> None:
+    good, hostile = ended(store), ended(store)
+    record = store.folder_of(hostile) / "job.json"
+    kept = json.loads(record.read_text())
+    record.write_text(json.dumps(kept | {"settings": kept["settings"] | changes}))
+    with caplog.at_level(logging.WARNING):
+        assert store.load() == [good]
+    assert hostile.id in caplog.text and "cannot be read" in caplog.text
+    assert record.exists()
 
 
 def test_strange_folders_are_left_alone(store: Store, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,10 +11,11 @@ from svoo.app.ui.queue import Stopped
 from svoo.app.ui.settings import Settings
 from svoo.app.ui.studio import Studio
 from svoo.catalogue import find_model
-from svoo.errors import ConfigError
+from svoo.errors import ConfigError, ModelError
 from svoo.metrics.video import read_video
 from svoo.mini.pipeline import load
 from svoo.plugin.request import Request
+from svoo.plugin.run import Made, run_applied
 
 SETTINGS = Settings(
     prompt="a red fox", width=64, height=64, frames=9, fps=8, steps=3, seed=5, method="paper"
@@ -131,6 +132,7 @@ def test_a_model_that_takes_both_has_a_pipeline_for_pictures(
         ({"method": "dense", "quality": "fast"}, "--quality is svoo's"),
         ({"method": "release"}, "needs a model of the catalogue"),
         ({"frames": 1 << 30}, "needs at least"),
+        ({"width": 65}, "mp4 needs even sides, got 65x64"),
     ],
 )
 def test_what_cannot_be_made_is_refused_before(
@@ -138,6 +140,19 @@ def test_what_cannot_be_made_is_refused_before(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         shared.check(replace(SETTINGS, **changes))
+
+
+def test_a_video_of_no_numbers_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    maker = studio()
+
+    def broken(*arguments: Any) -> Made:
+        made = run_applied(*arguments)
+        return replace(made, frames=np.full_like(made.frames, np.nan))
+
+    monkeypatch.setattr("svoo.app.ui.studio.run_applied", broken)
+    with pytest.raises(ModelError, match="values that are no numbers"):
+        make(maker, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_why_a_small_video_stays_dense_is_told(shared: Studio, tmp_path: Path) -> None:
@@ -159,4 +174,5 @@ def test_facts_are_the_catalogues_or_the_pipelines_own(shared: Studio) -> None:
     assert (own.width, own.height, own.frames, own.side_step) == (832, 480, 81, 1)
     mini = Studio(load(), Request(prompt="", out=Path("unused"))).facts
     assert (mini.name, mini.width, mini.frames, mini.side_step) == ("mini", 256, 49, 16)
-    assert "COLOUR" in mini.hint and not mini.takes_picture and "paper" in mini.methods
+    assert "COLOUR" in mini.hint and "paper" in mini.methods
+    assert mini.takes_picture == find_model("mini").takes_image and not mini.needs_picture

@@ -2,10 +2,14 @@ import ctypes
 import os
 import platform
 import shutil
+import signal
 import stat
+import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +99,39 @@ def test_a_compiler_that_hangs_is_given_up(
     monkeypatch.setattr(library, "_LONGEST", 0.1)
     with pytest.raises(BackendUnavailableError, match="took over 0.1 s"):
         compile_library(tmp_path / "kernels.so", ())
+
+
+@pytest.mark.parametrize("error", [subprocess.TimeoutExpired, KeyboardInterrupt])
+def test_a_compiler_that_is_given_up_takes_along_what_it_started(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "started"
+    compiler = script(
+        tmp_path, f"sleep 60 2>&- & echo $! > {started}.new; mv {started}.new {started}; wait"
+    )
+
+    def give_up(*_arguments: Any, **_settings: Any) -> None:
+        while not started.exists():
+            time.sleep(0.01)
+        raise error("g++", 1)
+
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setattr(subprocess.Popen, "communicate", give_up)
+    with pytest.raises((BackendUnavailableError, KeyboardInterrupt)):
+        compile_library(tmp_path / "kernels.so", ())
+    number = int(started.read_text())
+    for _ in range(500):
+        if not is_running(number):
+            return
+        time.sleep(0.01)
+    os.kill(number, signal.SIGKILL)
+    pytest.fail("what the compiler started goes on without it")
+
+
+def is_running(number: int) -> bool:
+    """Whether a process is there and has not ended, though perhaps nobody has asked how yet."""
+    status = Path(f"/proc/{number}/stat")
+    return status.exists() and status.read_text().rpartition(") ")[2][0] != "Z"
 
 
 def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

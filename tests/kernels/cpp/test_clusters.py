@@ -39,6 +39,17 @@ def test_the_first_of_equals_wins(clusters: int) -> None:
     assert torch.equal(assign(tokens, weights), first)
 
 
+@pytest.mark.parametrize("size", [1, 3, 5, 17, 33])
+@pytest.mark.parametrize("count", [1, 16, 50])
+def test_a_row_of_odd_size_ends_before_the_next(size: int, count: int) -> None:
+    """Two numbers are taken at a time: behind the last one there must be a zero."""
+    weights = torch.ones(1, 1, 8, size)
+    weights[:, :, 1::2] = -torch.inf
+    weights[:, :, 6] = 2
+    labels = assign(torch.ones(1, 1, count, size), weights)
+    assert torch.equal(labels, torch.full((1, 1, count), 6))
+
+
 @settings(max_examples=100)
 @given(case=cases(max_tokens=200), dtype=dtypes)
 def test_means_and_sizes(case: Case, dtype: torch.dtype) -> None:

@@ -158,3 +158,7 @@ def test_default_mode_is_the_same_for_every_model() -> None:
         for config in (SVOOConfig.careful(), SVOOConfig(), SVOOConfig.fast())
     ]
     assert knob == sorted(knob) and len(set(knob)) == 3
+
+
+def test_the_docstring_has_the_default_tolerance() -> None:
+    assert f"(None: {TOLERANCE})" in (SVOOConfig.__doc__ or "")

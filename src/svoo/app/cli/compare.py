@@ -19,7 +19,10 @@ def run(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say how alike two videos are: PSNR, SSIM, LPIPS. mp4 is lossy, which counts too; npy is not.
+    """Say how alike two videos are: PSNR, SSIM, LPIPS.
+
+    mp4 loses a little when it is written, and that counts as a difference; npy loses nothing.
+    LPIPS needs `svoo weights lpips` once.
 
     Examples:
 

@@ -15,9 +15,11 @@ from svoo.storage import check_writable
 
 def run(
     *,
-    out: Annotated[Path, typer.Option(help="Where results go.")] = Path("out/demo"),
+    out: Annotated[Path, typer.Option(help="Folder of the page and the videos.")] = Path(
+        "out/demo"
+    ),
     prompt: Annotated[
-        str, typer.Option(help="In the words of the embedded model.")
+        str, typer.Option(help="What to show, in words that the embedded model knows.")
     ] = "a red circle moves left over a checkered floor",
     seed: Seed = 0,
     steps: Steps = None,

@@ -9,8 +9,8 @@ from svoo.app.tables import doctor_table
 def run(*, as_json: Json = False) -> None:
     """Say what can run here, and why not where it cannot.
 
-    Put what `--json` prints into a bug report: versions, the machine, the backends with their
-    needs and the reasons why they do not run; no paths and no names.
+    For a bug report copy what `--json` prints: versions, the machine, the backends, what each
+    needs and why it does not run. It holds no paths and no names.
 
     Examples:
 

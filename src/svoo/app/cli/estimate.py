@@ -20,9 +20,9 @@ def run(
     *,
     model: Annotated[str, typer.Option(help="A name of `svoo models`.")] = "wan2.1-t2v-14b",
     gpu: Annotated[
-        str | None, typer.Option(help="h200 (default), h100, a100, l40s, 4090 or 5090.")
+        str | None, typer.Option(help="The card: h200 (default), h100, a100, l40s, 4090 or 5090.")
     ] = None,
-    gpus: Annotated[int, typer.Option(help="GPUs of one video (Ulysses).")] = 1,
+    gpus: Annotated[int, typer.Option(help="How many GPUs share one video (Ulysses).")] = 1,
     height: Height = None,
     width: Width = None,
     frames: Frames = None,
@@ -31,11 +31,12 @@ def run(
         str, typer.Option(help="svoo, paper, release, or a name of `svoo methods`.")
     ] = "svoo",
     density: Annotated[
-        float | None, typer.Option(help="Share of pairs that sparse calls keep, if you know it.")
+        float | None,
+        typer.Option(help="Share of token pairs that sparse calls compute, if you know it."),
     ] = None,
     calibrate: Annotated[
         bool,
-        typer.Option("--calibrate", help="Time small calls here, and use these rates."),
+        typer.Option("--calibrate", help="Time small calls on this machine and use their rates."),
     ] = False,
     every: Annotated[
         bool, typer.Option("--all", help="The paper's seven models on 1 to 8 GPUs, as Markdown.")
@@ -44,9 +45,9 @@ def run(
 ) -> None:
     """Model the denoising loop, dense and sparse: seconds by part, speed-up, peak memory.
 
-    Two rates of a card, for attention and for all other products, fitted to two of the paper's
-    models; they tell its other five dense latencies within 10 % and SVOO's within 15 %. Nothing
-    is measured, unless --calibrate.
+    A model of two rates, for attention and for all other products. They were fitted to the paper's
+    H200 latencies of two models; for all seven they err by at most 10 % (dense) and 15 % (SVOO).
+    Nothing is measured here, unless you give --calibrate.
 
     Examples:
 
@@ -67,6 +68,12 @@ def run(
         raise ConfigError("--calibrate times this machine: leave --gpu out")
     check_gpus(known, gpus)
     if every:
+        asked = (gpus != 1, height, width, frames, steps, method != "svoo", density is not None)
+        if any(asked):
+            raise ConfigError(
+                "--all shows models in their own sizes by paper and default mode: leave out "
+                "--gpus, --height, --width, --frames, --steps, --method and --density"
+            )
         rates = _rates(output, known, gpu, find_method("dense"), calibrate=calibrate)
         output.say(markdown(rates))
         if not calibrate and gpu in (None, latency_card()):

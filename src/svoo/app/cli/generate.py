@@ -54,39 +54,55 @@ def run(
     method: Annotated[
         str | None,
         typer.Option(
-            help="svoo, paper (the paper's settings), release (the authors' scripts'), dense, "
-            "or another name of svoo.available_methods()."
+            help="svoo, paper (the paper's settings), release (those of the authors' scripts), "
+            "dense, or another name of svoo.available_methods()."
         ),
     ] = None,
     quality: Annotated[
         str | None,
-        typer.Option(help="svoo's one knob: fast, balanced (its own tolerance) or careful."),
+        typer.Option(help="svoo's one knob: fast, balanced (the default) or careful."),
     ] = None,
     mass: Annotated[
-        float | None, typer.Option(help="svoo by softmax mass, as in the paper.")
+        float | None,
+        typer.Option(
+            help="Let svoo choose by softmax mass, as in the paper (0 to 1), not by tolerance."
+        ),
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option(help="From `svoo profile`, for --method paper, release or sta, or --mass."),
+        typer.Option(
+            help="A file of `svoo profile`, for --method paper, release or sta, or for --mass."
+        ),
     ] = None,
     fps: Annotated[float | None, typer.Option(help="Frames per second of the file.")] = None,
     samples: Annotated[
-        int, typer.Option(help="Videos of each prompt of --prompts; seeds follow one another.")
+        int,
+        typer.Option(
+            help="With --prompts: videos of each prompt, with seeds --seed, --seed + 1, ..."
+        ),
     ] = 1,
     vbench: Annotated[
-        bool, typer.Option("--vbench", help="Name them for VBench: {prompt}-{index}.mp4.")
+        bool,
+        typer.Option(
+            "--vbench", help="With --prompts: name them for VBench, {prompt}-{index}.mp4."
+        ),
     ] = False,
     ray: Ray = None,
     workers: Workers = None,
     retries: Annotated[
         int | None,
-        typer.Option(min=0, help="Further tries of a prompt of --prompts that crashed [2]."),
+        typer.Option(
+            min=0, help="With --prompts: how often to try again after a crash. Default: 2."
+        ),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     video: VideoOptions,
 ) -> None:
     """Generate a video, sparse or dense.
+
+    Without --method: svoo's default mode, or dense where the video is too small to gain. Without
+    --steps, --frames, --height, --width, --guidance or --fps: the model's own.
 
     Examples:
 
@@ -95,6 +111,8 @@ def run(
     [bold]svoo generate --model wan2.1-t2v-1.3b --prompt "a cat" --method paper --out cat.mp4[/]
 
     [bold]svoo generate --model wan2.1-i2v-14b --image cat.png --prompt "it jumps" --fps 16[/]
+
+    [bold]svoo generate --model wan2.1-t2v-1.3b --prompt "a cat" --quality careful[/]
 
     [bold]svoo generate --prompts prompts.txt --out out/videos[/]
 

@@ -11,19 +11,24 @@ import typer
 from svoo.app.cli.shared import Json, Output, Quiet
 from svoo.app.tables import comparison_tables, profile_data, profile_tables
 from svoo.errors import ConfigError
+from svoo.storage import check_writable
 
 if TYPE_CHECKING:
     from svoo.profiles.profile import Profile
 
 
 def run(
-    profile: Annotated[Path, typer.Argument(help="A profile.")],
-    other: Annotated[Path | None, typer.Argument(help="Another, to compare it with.")] = None,
+    profile: Annotated[Path, typer.Argument(help="A profile, or a .csv table of the authors.")],
+    other: Annotated[
+        Path | None, typer.Argument(help="Another profile, to compare it with.")
+    ] = None,
     *,
-    mass: Annotated[float, typer.Option(help="One of the measured masses.")] = 0.95,
-    skip: Annotated[float, typer.Option(help="Leave out this part of the steps.")] = 0.0,
+    mass: Annotated[float, typer.Option(help="Which of the measured masses to show.")] = 0.95,
+    skip: Annotated[
+        float, typer.Option(help="Leave out the first steps: this fraction of all.")
+    ] = 0.0,
     model: Annotated[
-        str | None, typer.Option(help="Of a table of the authors (.csv), which does not say it.")
+        str | None, typer.Option(help="The model of a .csv table, which does not name it.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write the pictures.")] = None,
@@ -42,6 +47,13 @@ def run(
     """
     from svoo.app.inspection import compare, leave_out, write_page, write_picture
 
+    if model is not None and ".csv" not in (profile.suffix, other.suffix if other else None):
+        raise ConfigError(f"{profile} says its model itself: leave --model out, it is for a .csv")
+    for path, ending in ((html, ".html"), (png, ".png")):
+        if path is not None:
+            if path.suffix.lower() != ending:
+                raise ConfigError(f"--{ending[1:]} must end in {ending}, got {path}")
+            check_writable(path)
     output, loaded = Output(json=as_json, quiet=quiet), leave_out(_load(profile, model), skip)
     if other is not None:
         if html is not None or png is not None:

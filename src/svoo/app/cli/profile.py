@@ -25,39 +25,49 @@ from svoo.errors import ConfigError
 def run(
     *,
     prompts: Annotated[
-        Path | None, typer.Option(help="One prompt per line. The embedded model has its own.")
+        Path | None,
+        typer.Option(help="A file with one prompt per line. The embedded model has its own."),
     ] = None,
     images: Annotated[
         Path | None, typer.Option(help="Folder of first frames, in the order of their names.")
     ] = None,
-    inputs: Annotated[int | None, typer.Option(help="Only the first so many prompts.")] = None,
+    inputs: Annotated[
+        int | None, typer.Option(help="Use only the first this many prompts.")
+    ] = None,
     rows: Annotated[
         str,
         typer.Option(
-            help="Query rows to sample of each head: a number, all, or auto: 640, or all of a "
-            "smaller video."
+            help="Query rows to sample of each head: a number, all, or auto (640, or all of a "
+            "smaller video)."
         ),
     ] = "auto",
     masses: Annotated[
-        str, typer.Option(help="Masses, with commas; 0.95 must be among them.")
+        str,
+        typer.Option(help="Softmax masses to measure, separated by commas; 0.95 must be there."),
     ] = "0.5,0.6,0.7,0.8,0.9,0.95",
     every: Annotated[
-        int, typer.Option(help="Measure every so many steps; those between are interpolated.")
+        int, typer.Option(help="Measure every N-th step; those between are interpolated.")
     ] = 3,
-    branch: Annotated[str, typer.Option(help="cond or both.")] = "cond",
-    exact: Annotated[bool, typer.Option("--exact", help="Sort, do not count in bins.")] = False,
+    branch: Annotated[
+        str, typer.Option(help="Guidance branches to measure: cond or both.")
+    ] = "cond",
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Sort logits instead of counting them in bins: slower.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="The profile to write.")] = Path(
         "out/profile.safetensors"
     ),
     restart: Annotated[
         bool,
-        typer.Option("--restart", help="Replace what another request began, or a damaged file."),
+        typer.Option(
+            "--restart", help="Begin anew where --out holds another, unfinished or damaged run."
+        ),
     ] = False,
     method: Annotated[
         str,
         typer.Option(
-            help="svoo, or sta: Sliding Tile Attention's best window of every step, layer and "
-            "head, written when all inputs are done."
+            help="svoo: what every head needs. sta: the best window of Sliding Tile Attention for "
+            "every step, layer and head, written when all inputs are done."
         ),
     ] = "svoo",
     ray: Ray = None,
@@ -66,10 +76,10 @@ def run(
     quiet: Quiet = False,
     video: VideoOptions,
 ) -> None:
-    """Measure once what every head needs; `svoo generate --method paper --profile FILE` then uses
-    it for any prompt. (Default mode needs no profile.)
+    """Measure once what every head needs, for `svoo generate --method paper` and `--mass`.
 
-    What is done is on disk after every input: stop it, and the same command goes on.
+    `svoo generate --method paper --profile FILE` then uses it for any prompt. Default mode needs
+    no profile. What is done is on disk after every input: stop it, and the same command goes on.
 
     Examples:
 
@@ -79,8 +89,9 @@ def run(
 
     [bold]svoo profile --model wan2.1-t2v-14b --prompts prompts.txt --ray head:6379[/]
 
-    [bold]svoo profile --method sta --out windows.safetensors[/], then
-    [bold]svoo generate --method sta --profile windows.safetensors --prompt "a red circle"[/]
+    [bold]svoo profile --method sta --out windows.safetensors[/]
+
+    Then: [bold]svoo generate --method sta --profile windows.safetensors --prompt "..."[/]
     """
     from svoo.fleet.cluster import open_cluster
     from svoo.fleet.profiles import record_by_name

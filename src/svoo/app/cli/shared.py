@@ -32,7 +32,7 @@ Ray = Annotated[
     typer.Option(
         metavar="[ADDRESS]",
         help="Spread the prompts over a Ray cluster: host:port, ray://host:port, auto (the one "
-        "that runs here) or local (a new one here); without an address auto, else local.",
+        "that runs here) or local (a new one here). Without an address: auto, else local.",
     ),
 ]
 Workers = Annotated[
@@ -64,11 +64,18 @@ class ModelOptions:
         str, typer.Option(help="Short name (`svoo models`), hub id or path; mini is embedded.")
     ] = "mini"
     lora: Annotated[str | None, typer.Option(help="A LoRA: file, folder or hub id.")] = None
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None
-    offload: Annotated[bool, typer.Option("--offload", help="Keep idle parts in CPU memory.")] = (
-        False
-    )
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16 or float16. Default: bfloat16 on a GPU, else float32."
+        ),
+    ] = None
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, ... Default: a GPU if there is one.")
+    ] = None
+    offload: Annotated[
+        bool, typer.Option("--offload", help="Keep idle parts of the pipeline in CPU memory.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,10 +23,10 @@ from svoo.storage import check_writable
 def run(
     *,
     method: Annotated[str, typer.Option(help="A name of `svoo methods`.")] = "svoo",
-    layer: Annotated[int, typer.Option(min=0, help="Counted from 0.")] = 2,
-    head: Annotated[int, typer.Option(min=0, help="Counted from 0.")] = 0,
+    layer: Annotated[int, typer.Option(min=0, help="Layer, counted from 0.")] = 2,
+    head: Annotated[int, typer.Option(min=0, help="Head, counted from 0.")] = 0,
     step: Annotated[
-        int | None, typer.Option(min=0, help="Counted from 0. Default: half of the run.")
+        int | None, typer.Option(min=0, help="Step, counted from 0. Default: half of the run.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The picture (PNG).")] = Path("out/show.png"),
     prompt: Annotated[

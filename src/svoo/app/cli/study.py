@@ -36,34 +36,39 @@ def run(
         typer.Argument(
             help="all, report (only make the page from what is there), or some of: layers, "
             "coupling, recall, quality, examples, tradeoff, ablation, reuse, steps, theorem and "
-            "seeds. None: list them."
+            "seeds. Without a name: lists them."
         ),
     ] = None,
     *,
     out: Annotated[
-        Path, typer.Option(help="Folder of results.jsonl and the report; the same goes on.")
+        Path, typer.Option(help="Folder of results.jsonl and the report; a folder begun goes on.")
     ] = _OUT,
     prompts: Annotated[
         Path | None,
         typer.Option(help="A file with one prompt per line; default: held-out ones for mini."),
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Use only the first this many prompts.")
+    ] = None,
     images: Annotated[
         Path | None, typer.Option(help="A folder of pictures, for image to video.")
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Only this method; may be repeated.")
+        list[str] | None, typer.Option(help="Only this method; give it several times for several.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Two prompts, 600 tokens: some minutes for all.")
+        bool,
+        typer.Option("--quick", help="A trial: two prompts, 600 tokens, some minutes for all."),
     ] = False,
     minutes: Annotated[
         int | None,
-        typer.Option(min=1, help="Stop after so many; the same command goes on another day."),
+        typer.Option(min=1, help="Stop after this many; the same command goes on later."),
     ] = None,
     retime: Annotated[
         bool,
-        typer.Option("--retime", help="Again what another or a busy machine has timed."),
+        typer.Option(
+            "--retime", help="Time again what another machine, or a busy one, has timed."
+        ),
     ] = False,
     ray: Ray = None,
     workers: Workers = None,
@@ -71,11 +76,12 @@ def run(
     quiet: Quiet = False,
     video: VideoOptions,
 ) -> None:
-    """Make the paper's tables and figures again, and the report. Hours; stop and go on at will.
+    """Measure the paper's tables and figures here, and write a report. Takes hours; resumable.
 
-    Each result is a line of results.jsonl as soon as it is there: begun again, the same command
-    goes on, the most important first. Keep the machine idle: speed-ups are among the figures. With
-    --ray prompts go to workers; their times count only where each has a machine of its own.
+    Each result is a line of results.jsonl as soon as it is there, the most important first.
+    Started again, the same command goes on. Keep the machine idle: speed-ups are among the
+    figures. With --ray prompts go to workers; their times count only where each has a machine of
+    its own.
 
     Examples:
 

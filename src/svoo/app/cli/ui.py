@@ -20,18 +20,20 @@ def run(
         "out/ui"
     ),
     host: Annotated[
-        str, typer.Option(help="Another address than this machine's own needs a token.")
+        str, typer.Option(help="Address to listen at. Any but this machine's own needs a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 7860,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any that is free.")] = 7860,
     token: Annotated[
         str | None,
-        typer.Option(help="Required of everybody. With --host one is made if you give none."),
+        typer.Option(
+            help="What every request must carry. With --host one is made if you give none."
+        ),
     ] = None,
-    queue: Annotated[int, typer.Option(min=1, max=10000, help="Videos that may wait.")] = 256,
+    queue: Annotated[int, typer.Option(min=1, max=10000, help="How many videos may wait.")] = 256,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     model: ModelOptions,
 ) -> None:
-    """Open a page to make videos with, and the API that OpenAI's clients speak.
+    """Serve a page to make videos with, and the video API that OpenAI's clients speak.
 
     The model is loaded once; videos are made one at a time. Ctrl-C or SIGTERM ends the running
     video at its next step; what is finished stays in the history.

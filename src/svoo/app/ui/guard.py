@@ -74,7 +74,7 @@ class Guard:
                 421, "wrong_host", "this server answers to 127.0.0.1 and localhost alone"
             )
         origin = headers.get("origin")
-        elsewhere = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+        elsewhere = origin is not None and _place(origin) != host.lower()
         # A page may be linked to from elsewhere; what it shows and does is its own affair.
         embedded = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if elsewhere or (embedded and path not in _OPEN):
@@ -118,6 +118,14 @@ def _name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
+
+
+def _place(origin: str) -> str | None:
+    """Return the name and port of an Origin header, None where it is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _challenge(problem: Problem) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from dataclasses import asdict, dataclass, field
@@ -12,6 +13,15 @@ from svoo.app.ui.settings import Settings
 Status = Literal["queued", "in_progress", "completed", "failed"]
 CANCELLED = ("cancelled", "cancelled by the user")
 STOPPED = ("interrupted", "the server was stopped before this video was finished; make it again")
+
+
+def without_nan(told: Any) -> Any:  # noqa: ANN401 (plain data)
+    """Return plain data with None for every number that JSON cannot say: nan and infinity."""
+    if isinstance(told, dict):
+        return {name: without_nan(value) for name, value in told.items()}
+    if isinstance(told, list | tuple):
+        return [without_nan(value) for value in told]
+    return None if isinstance(told, float) and not math.isfinite(told) else told
 
 
 @dataclass

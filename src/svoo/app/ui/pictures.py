@@ -7,6 +7,7 @@ import binascii
 import io
 import re
 import warnings
+from typing import Any
 
 from svoo.app.ui.problems import Problem, bad
 from svoo.app.ui.settings import Limits
@@ -19,7 +20,7 @@ _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
 def clean_picture(data: bytes, limits: Limits) -> bytes:
     """Return a picture as a PNG of plain colours, upright, without whatever else was in the file;
     refuse what is none or is too large."""
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     if len(data) > limits.upload:
         raise too_large(limits)
@@ -39,18 +40,21 @@ def clean_picture(data: bytes, limits: Limits) -> bytes:
         raise
     except Exception as error:
         kinds = ", ".join(FORMATS)
-        raise bad(f"this is no picture that can be read ({kinds}): {error}", _FIELD) from error
+        # Pillow names the object in memory where it knows no more than that.
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {error}"
+        raise bad(f"this is no picture that can be read ({kinds}){why}", _FIELD) from error
     written = io.BytesIO()
     upright.save(written, "PNG")
     return written.getvalue()
 
 
-def from_reference(reference: str | dict[str, str]) -> bytes:
+def from_reference(reference: str | dict[str, Any]) -> bytes:
     """Return the bytes of a picture in a JSON body: a data URL, by itself or as `image_url`."""
     if isinstance(reference, dict):
-        if "image_url" not in reference:
+        url = reference.get("image_url")
+        if not isinstance(url, str):
             raise bad("input_reference must be a picture: {'image_url': 'data:...'}", _FIELD)
-        reference = reference["image_url"]
+        reference = url
     start = _DATA_URL.match(reference)
     if start is None:
         raise bad(

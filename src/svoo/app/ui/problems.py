@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel, Field
+
+
+class Trouble(BaseModel):
+    """What is wrong with a request."""
+
+    message: str = Field(description="A sentence for people.")
+    type: str = Field(description="invalid_request_error or server_error.")
+    param: str | None = Field(description="The field that is meant, if one is.")
+    code: str = Field(description="For programs: invalid_value, not_found, queue_full, ...")
+
+
+class Refusal(BaseModel):
+    """The body of every answer that is no success."""
+
+    error: Trouble
+
 
 class Problem(Exception):
     """A request that is refused, told in the form that OpenAI's clients read."""
@@ -18,8 +35,8 @@ class Problem(Exception):
     def as_dict(self) -> dict[str, Any]:
         """Return the body of the answer."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        error = {"message": str(self), "type": kind, "param": self.field, "code": self.code}
-        return {"error": error}
+        told = Trouble(message=str(self), type=kind, param=self.field, code=self.code)
+        return Refusal(error=told).model_dump()
 
 
 def bad(message: str, field: str | None = None) -> Problem:

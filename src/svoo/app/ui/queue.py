@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from svoo.app.ui.jobs import CANCELLED, STOPPED, Job
+from svoo.app.ui.jobs import CANCELLED, STOPPED, Job, without_nan
 from svoo.app.ui.problems import Problem
 from svoo.app.ui.settings import ModelFacts, Settings
 from svoo.app.ui.store import Store
@@ -179,7 +179,7 @@ class JobQueue:
                 outcome = self._maker.make(
                     job.settings, self._store.folder_of(job), self._reporter(job)
                 )
-                job.figures, job.notes = outcome.figures, outcome.notes
+                job.figures, job.notes = without_nan(outcome.figures), outcome.notes
             except Stopped:
                 why = self._unwanted or STOPPED
             except SVOOError as error:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from importlib import metadata
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from svoo.app.ui.bodies import BodyReader
 from svoo.app.ui.guard import COOKIE, Guard, cookie_value
-from svoo.app.ui.problems import Problem
+from svoo.app.ui.problems import Problem, Refusal
 from svoo.app.ui.queue import JobQueue, Maker
 from svoo.app.ui.settings import Ask, Limits, complete, read_ask
 from svoo.app.ui.store import PICTURE, VARIANTS, Store
@@ -31,6 +32,17 @@ _STATIC = {
     "/favicon.svg": ("favicon.svg", "image/svg+xml"),
 }
 _FRESH = {"cache-control": "no-store"}
+# What /openapi.json tells besides: FastAPI's own refusal, 422, is never sent.
+_REFUSED: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Refusal, "description": "Refused: the request cannot be met"},
+    "5XX": {"model": Refusal, "description": "The server is closing, full or broken"},
+}
+_SENT: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The file",
+        "content": {kind: {} for kind in dict.fromkeys(kind for _, kind in VARIANTS.values())},
+    }
+}
 
 
 def make_app(
@@ -56,9 +68,15 @@ def make_app(
         yield
         await run_in_threadpool(queue.stop, patience)
 
-    app = FastAPI(title="svoo ui", docs_url=None, redoc_url=None, lifespan=lifespan)
-    largest = limits.upload * 4 // 3 + (1 << 20)  # a picture in base64, and the rest
-    app.add_middleware(Guard, token=token, local=local, largest=largest)
+    app = FastAPI(
+        title="svoo ui",
+        version=metadata.version("svoo"),
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        responses=_REFUSED,
+    )
+    app.add_middleware(Guard, token=token, local=local, largest=limits.body)
     _answer_problems(app)
     _add_page(app, token)
     _add_model(app, maker, limits)
@@ -181,7 +199,7 @@ def _add_videos(app: FastAPI, store: Store, queue: JobQueue) -> None:
         queue.remove(name)
         return {"id": name, "object": "video.deleted", "deleted": True}
 
-    @app.get("/v1/videos/{name}/content")
+    @app.get("/v1/videos/{name}/content", response_class=FileResponse, responses=_SENT)
     def content(name: str, variant: str = "video") -> Response:
         """Send a finished video, or what belongs to it."""
         job = queue.get(name)

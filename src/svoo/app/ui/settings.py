@@ -25,6 +25,11 @@ class Limits:
     upload: int = 16 << 20  # bytes of a picture
     picture: int = 16_000_000  # its pixels
 
+    @property
+    def body(self) -> int:
+        """Bytes of a request: a picture in base64, and the rest."""
+        return self.upload * 4 // 3 + (1 << 20)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -120,6 +125,8 @@ class Ask(BaseModel):
 def read_ask(fields: dict[str, Any]) -> Ask:
     """Check the fields of a body; an empty one counts as left out."""
     given = {name: value for name, value in fields.items() if value not in ("", None)}
+    for name, value in given.items():
+        _check_letters(name, value)
     try:
         return Ask.model_validate(given)
     except ValidationError as error:
@@ -163,6 +170,15 @@ def complete(ask: Ask, facts: ModelFacts, limits: Limits, *, picture: bool) -> S
     )
 
 
+def _check_letters(name: str, value: object) -> None:
+    """Refuse halves of surrogate pairs, which JSON can spell and no answer could tell again."""
+    try:
+        f"{name}{value if isinstance(value, str) else ''}".encode()
+    except UnicodeEncodeError:
+        shown = name.encode(errors="replace").decode()
+        raise bad(f"{shown}: has letters that UTF-8 cannot write", shown) from None
+
+
 def _check_text(name: str, text: str, most: int) -> None:
     if len(text) > most:
         raise bad(f"{name} has {len(text):,} letters; at most {most:,} are taken", name)
@@ -188,7 +204,10 @@ def _frames(ask: Ask, facts: ModelFacts, limits: Limits, fps: float) -> int:
     step = facts.frame_step
     if ask.seconds is not None:  # the nearest that the model makes
         wanted = max(0, round((ask.seconds * fps - 1) / step)) * step + 1
-        return _within("seconds", wanted, limits.frames)
+        if wanted > limits.frames:
+            message = f"{ask.seconds:g} seconds at {fps:g} frames per second are {wanted} frames"
+            raise bad(f"{message}; at most {limits.frames} are taken here", "seconds")
+        return wanted
     frames = _within("num_frames", ask.num_frames or facts.frames, limits.frames)
     if (frames - 1) % step:
         near = round((frames - 1) / step) * step + 1

@@ -91,7 +91,9 @@ class Store:
                 job = Job.from_dict(json.loads(record.read_text()))
                 if job.id != folder.name:
                     raise ValueError(f"it tells of {job.id}")
-            except (OSError, ValueError, TypeError, KeyError, LookupError) as error:
+                # One job that cannot be told would take the whole list with it.
+                json.dumps(job.describe(), ensure_ascii=False, allow_nan=False).encode()
+            except (OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
                 _LOG.warning("%s is left out, its record cannot be read: %s", folder, error)
                 continue
             yield job

@@ -15,7 +15,8 @@ from svoo.app.density_map import draw_density
 from svoo.app.ui.queue import OnProgress, Outcome
 from svoo.app.ui.settings import ModelFacts, Settings
 from svoo.app.ui.store import PICTURE, VARIANTS
-from svoo.catalogue import Model
+from svoo.catalogue import FRAME_STEP, SIDE_STEP, Model
+from svoo.errors import ConfigError, ModelError
 from svoo.methods import PRESETS, available_methods
 from svoo.methods.base import MethodConfig
 from svoo.methods.dense import DenseConfig
@@ -40,7 +41,6 @@ from svoo.storage import write_atomically
 if TYPE_CHECKING:
     from svoo.metrics.video import Frames
 
-_SIDE_STEP, _FRAME_STEP = 16, 4  # of every model in the catalogue
 _SIZES = ("width", "height", "num_frames", "num_inference_steps", "guidance_scale")
 
 
@@ -65,6 +65,8 @@ class Studio:
         choose_method(request, self._model)
         if not (settings.picture and self._pictures_have_their_own):
             check_takes(request, self._pipe, image=settings.picture)
+        if settings.width % 2 or settings.height % 2:
+            raise ConfigError(f"mp4 needs even sides, got {settings.size}")
         check_memory(request, self._model)
 
     def make(self, settings: Settings, folder: Path, on_progress: OnProgress) -> Outcome:
@@ -87,6 +89,7 @@ class Studio:
                 arguments = call_arguments(request, self._model) | _picture(settings, folder)
                 profile = None if isinstance(config, DenseConfig) else "auto"
                 made.append(run_applied(pipe, config, profile, arguments, on_step))
+            _check_finite(made)
             # The last moment to cancel.
             on_progress("writing", len(passes) * settings.steps, len(passes) * settings.steps)
         _write(made, settings, folder)
@@ -155,6 +158,18 @@ def _picture(settings: Settings, folder: Path) -> dict[str, Any]:
     return {"image": read_image(folder / PICTURE)} if settings.picture else {}
 
 
+def _check_finite(made: list[Made]) -> None:
+    """Refuse a video of nothing: it would be written as black, with figures that are none."""
+    import numpy as np
+
+    for one in made:
+        if not np.isfinite(one.frames).all():
+            raise ModelError(
+                f"the video of {one.stats.method} has values that are no numbers (nan or "
+                "infinite); try another method, less guidance or --dtype float32"
+            )
+
+
 def _write(made: list[Made], settings: Settings, folder: Path) -> None:
     """Write videos, a small picture of the middle frame, and the density map of a sparse run."""
     for variant, one in zip(("video", "dense"), made, strict=False):
@@ -201,8 +216,8 @@ def _facts(pipe: Any, request: Request, model: Model | None) -> ModelFacts:  # n
         steps=usual.get("num_inference_steps"),
         guidance=usual.get("guidance_scale"),
         fps=FPS,
-        side_step=_SIDE_STEP if model else 1,
-        frame_step=_FRAME_STEP if model else 1,
+        side_step=SIDE_STEP if model else 1,
+        frame_step=FRAME_STEP if model else 1,
         takes_picture=needs_picture or (model is not None and model.takes_image),
         needs_picture=needs_picture,
         methods=(*(row.name for row in available_methods()), *PRESETS),

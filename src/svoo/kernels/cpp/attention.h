@@ -144,8 +144,7 @@ private:
         for (int64_t j = 0; j < call.key_blocks; j++) {
             for (int i = 0; i < used; i++)
                 if (keeps(i, j))
-                    for (int64_t row = start; row < start + sizes[j]; row++)
-                        segment.add(i, packed.key(row), packed.value(row), 0);
+                    segment.add_rows(i, packed.key(start), packed.value(start), sizes[j]);
             start += sizes[j];
         }
     }

@@ -9,6 +9,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
@@ -30,7 +31,7 @@ INSTRUCTIONS = {
     "AVX2": ("-mavx2", "-mfma"),
 }
 PAIRS = ("avx512_bf16", "-mavx512bf16")  # as Linux names it, and the compiler
-OPTIONS = ("-std=c++17", "-O3", "-shared", "-fPIC")
+OPTIONS: tuple[str, ...] = ("-std=c++17", "-O3", "-shared", "-fPIC")
 _LONGEST = 300  # seconds that compiling may take; ten are usual
 _PATIENCE = 2.0  # seconds of compiling before the user is told
 _UNFINISHED = ".compiling-"
@@ -139,25 +140,41 @@ def compile_library(path: Path, flags: tuple[str, ...]) -> None:
     notice.daemon = True
     notice.start()
     try:
-        done = subprocess.run(
-            (*compiler, *OPTIONS, *flags, str(SOURCE), "-o", str(path)),
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_LONGEST,
-            check=False,
-        )
+        code, complaint = _run((*compiler, *OPTIONS, *flags, str(SOURCE), "-o", str(path)))
     except subprocess.TimeoutExpired as error:
         raise BackendUnavailableError(f"{compiler[0]} took over {_LONGEST} s") from error
     except OSError as error:
         raise BackendUnavailableError(f"cannot run the compiler {compiler[0]}: {error}") from error
     finally:
         notice.cancel()
-    if done.returncode or not path.is_file():
-        lines = [line for line in done.stderr.splitlines() if "error" in line]
-        reason = next(iter(lines), f"exit code {done.returncode}")
+    if code or not path.is_file():
+        lines = [line for line in complaint.splitlines() if "error" in line]
+        reason = next(iter(lines), f"exit code {code}")
         raise BackendUnavailableError(f"{compiler[0]} cannot compile the kernels: {reason}")
     path.chmod(0o700)  # whatever the user's mask says
+
+
+def _run(command: tuple[str, ...]) -> tuple[int, str]:
+    """Run a compiler; return its exit code and what it complained of.
+
+    What it started ends with it when it is given up: most of the work is another process's.
+    """
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            _, complaint = process.communicate(timeout=_LONGEST)
+        except BaseException:  # too long, or Ctrl-C
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            raise
+    return process.returncode, complaint
 
 
 def _find_compiler() -> list[str]:

@@ -38,7 +38,7 @@ struct Attention {
 
 struct Assignment {
     Tokens tokens;
-    const float *weights;  // [batch, heads, clusters, size]
+    const float *weights;  // [batch, heads, clusters, size], a zero behind each row of odd size
     const float *bias;     // [batch, heads, clusters]
     int64_t *labels;       // [batch, heads, tokens]
     int64_t batch, heads, count, size, clusters;  // clusters: a multiple of 8

@@ -8,13 +8,16 @@
 #include "calls.h"
 #include "tiles.h"
 
+// Numbers of a row of weights: even, as `multiply` needs them.
+inline int64_t row_size(const Assignment &call) { return (call.size + 1) / 2 * 2; }
+
 // For each token of a tile of USED vectors, the first row of the largest product plus bias.
 template <int SIZE, int USED>
 __attribute__((noinline)) void assign_tile(
     const Assignment &call, const Vector *tokens, const float *rows, const float *biases,
     int32_t *labels
 ) {
-    const int64_t size = SIZE ? SIZE : call.size;
+    const int64_t size = SIZE ? SIZE : row_size(call);
     Vector top[USED];
     Integers best[USED];
     for (int v = 0; v < USED; v++) {
@@ -58,7 +61,7 @@ void assign_as(Assignment &call) {
             return call.tokens.row<const Number>(pair / call.heads, pair % call.heads, first + q);
         };
         load_queries<Float32Products>(count, 1, call.size, padded, row_of, tokens.get());
-        const float *rows = call.weights + pair * call.clusters * call.size;
+        const float *rows = call.weights + pair * call.clusters * row_size(call);
         const float *biases = call.bias + pair * call.clusters;
         for_tiles((count + LANES - 1) / LANES, [&](auto used, int tile) {
             int32_t labels[TILE];

@@ -23,6 +23,8 @@ def assign(tokens: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tenso
     # Weights that fill up the last piece repeat the last one, so that none of them comes first.
     rows = torch.arange(-(-clusters // _ROWS) * _ROWS, device=device).clamp(max=clusters - 1)
     weights, bias = (each.float().index_select(2, rows) for each in (weights, bias))
+    if weights.shape[-1] % 2:  # the kernel takes two numbers of a row at a time
+        weights = torch.nn.functional.pad(weights, (0, 1))
     tokens = dense_rows(tokens)
     labels = torch.empty(tokens.shape[:3], dtype=torch.int64, device=device)
     pointers = (tensor.data_ptr() for tensor in (weights, bias, labels))

@@ -147,6 +147,10 @@ void find_side(const Features &call, int64_t pair, bool is_query, float *memory)
             const int64_t n = first + i < tokens ? first + i : tokens - 1;
             rows[0][i] = own(n);
             rows[1][i] = is_query ? nullptr : value(n);
+            if (n + TOGETHER < tokens) {
+                prefetch(own(n + TOGETHER), size * sizeof(Number));
+                if (!is_query) prefetch(value(n + TOGETHER), size * sizeof(Number));
+            }
             for (int part = 0; part < PARTS; part++) sums[i][part] = load(offset + part * LANES);
         }
         for (int side = 0; side < (is_query ? 1 : 2); side++)
@@ -170,6 +174,7 @@ void find_features(Features &call) {
         call.failures++;
         return;
     }
+    // Keys first, which take longer: threads that end with queries end together.
     for (int64_t next; (next = call.next_side++) < 2 * call.pairs;)
-        find_side<Number>(call, next / 2, next % 2, memory.get());
+        find_side<Number>(call, next % call.pairs, next >= call.pairs, memory.get());
 }

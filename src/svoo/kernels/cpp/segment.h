@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <type_traits>
 
 #include "tiles.h"
 
@@ -85,9 +86,35 @@ public:
         if (++part.filled == CHUNK) attend_chunk(part);
     }
 
-    // The same with a value of any numbers, which is copied.
+    // The same with `count` rows that follow one another in memory, without a bias.
+    __attribute__((noinline)) void add_rows(
+        int number, const Element *keys, const float *values, int64_t count
+    ) {
+        Part &part = parts[number];
+        while (count) {
+            const int room = CHUNK - part.filled, taken = int(count < room ? count : room);
+            for (int row = part.filled; row < part.filled + taken; row++) {
+                part.keys[row] = keys;
+                part.values[row] = values;
+                part.bias[row] = 0;
+                keys += padded() / DEPTH;
+                values += padded();
+            }
+            count -= taken;
+            part.filled += taken;
+            if (part.filled == CHUNK) attend_chunk(part);
+        }
+    }
+
+    // The same with a value of any numbers, which is copied unless it is as rows are packed: then
+    // it is on its way from memory while others are added.
     template <typename Value>
     void add_value(int number, const Element *key, const Value *value, float row_bias) {
+        if constexpr (std::is_same_v<Value, float>)
+            if (size == padded()) {
+                prefetch(value, size * sizeof *value);
+                return add(number, key, value, row_bias);
+            }
         float *own_value = own_values + (number * CHUNK + parts[number].filled) * padded();
         pack_value(value, size, padded(), own_value);
         add(number, key, own_value, row_bias);
@@ -188,22 +215,29 @@ private:
     // Write the logits into `weights`, and raise `top` to the largest.
     template <int USED>
     void find_logits(const Part &part, int tile, int rows, Vector (&top)[USED]) {
+        const Elements *own = queries + tile * (padded() / DEPTH) * WIDTH;
+        for (int row = 0; row < rows; row += ROWS)
+            find_rows<USED>(part.keys + row, part.bias + row, own, weights + row * WIDTH);
+        for (int row = 0; row < rows; row++)
+            for (int v = 0; v < USED; v++) top[v] = larger(top[v], weights[row * WIDTH + v]);
+    }
+
+    // The logits of ROWS rows; alone, so that nothing else takes the registers of their sums.
+    template <int USED>
+    __attribute__((noinline)) void find_rows(
+        const Element *const *keys, const float *bias, const Elements *own, Vector *logits
+    ) const {
         const int64_t depth = padded() / DEPTH;
-        const Elements *own = queries + tile * depth * WIDTH;
-        for (int row = 0; row < rows; row += ROWS) {
-            Vector sums[ROWS][USED];
-            for (int r = 0; r < ROWS; r++)
-                for (int v = 0; v < USED; v++)
-                    sums[r][v] = all(DEPTH == 1 ? part.bias[row + r] : 0);
-            for (int r = 0; r < ROWS; r++) prefetch(part.keys[row + ROWS + r], depth * 4);
-            multiply<Products>(sums, part.keys + row, own, depth);
-            for (int r = 0; r < ROWS; r++)
-                for (int v = 0; v < USED; v++) {
-                    if (DEPTH == 2) sums[r][v] = sums[r][v] * logit_scale + part.bias[row + r];
-                    weights[(row + r) * WIDTH + v] = sums[r][v];
-                    top[v] = larger(top[v], sums[r][v]);
-                }
-        }
+        Vector sums[ROWS][USED];
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < USED; v++) sums[r][v] = all(DEPTH == 1 ? bias[r] : 0);
+        for (int r = 0; r < ROWS; r++) prefetch(keys[ROWS + r], depth * 4);
+        multiply<Products>(sums, keys, own, depth);
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < USED; v++) {
+                if (DEPTH == 2) sums[r][v] = sums[r][v] * logit_scale + bias[r];
+                logits[r * WIDTH + v] = sums[r][v];
+            }
     }
 
     template <int USED>

@@ -26,26 +26,30 @@ FAST, TOLERANCE, CAREFUL = 0.0032, 0.0016, 0.0008  # three values of the one kno
 
 @dataclass(frozen=True, kw_only=True)
 class SVOOConfig(MethodConfig):
-    """How close to dense, how often reclustered, what stays dense.
+    """How close to dense, how often reclustered, what stays dense. `SVOOConfig()` is default mode.
 
-    `tolerance` is the one knob of default mode, and means the same for every size and model: a
-    block is computed where its far-field term would err by more (see `core.far_field`); smaller is
-    closer to dense (None: TOLERANCE). `groups` of key blocks share a term where that errs less. A
-    layer stays dense, with the reason, where its first sparse call would compute more than
-    `densest` of the pairs, or its output is further than `worst_error` from the dense one.
+    **By tolerance**, default mode. `tolerance` is its one knob, one absolute number for every
+    size and model: a block is computed token by token where the term that stands for it would
+    err by more (None: 0.0016). Smaller is closer to dense. Left-out key blocks fall into `groups`
+    groups that share one term where that errs by less than the tolerance (0: none do). A layer
+    stays dense, and the summary says why, if its first sparse call would compute more than the
+    share `densest` of the pairs, or if that call's output is further than `worst_error` from the
+    dense one.
 
-    With `mass` instead, mass and budgets decide, as in the paper: it is the probability that kept
-    blocks must cover (tau); heads whose budget is above `theta` keep the smaller of what mass and
-    budget ask for, the others the larger. After the dense steps, mass and budgets fall from 1 to
-    their own values over the fraction `ramp` of the steps. `budget_unit` says what a budget is a
-    fraction of: key tokens; key clusters, rounded up (the paper); key clusters, rounded down (the
-    authors' release); `budget_range` clips budgets before use.
+    **By mass**, as in the paper: give `mass`, the softmax probability that kept blocks must cover
+    (the paper's tau). Budgets, the fractions that a profile measured, decide with it. A head whose
+    budget is above `theta` keeps the smaller of what mass and budget ask for, any other head the
+    larger. After the dense steps, mass and budgets fall from 1 to their own values over the
+    fraction `ramp` of the steps. `budget_unit` says what a budget is a fraction of: "tokens" (of
+    the keys), "clusters" (of the keys, rounded up: the paper) or "whole clusters" (rounded down:
+    the authors' release). `budget_range` clips budgets before use.
 
-    Labels are remade when they are `recluster_every` steps old; `share_branches`: both guidance
-    branches use those of the first. A `clusters` count of None follows the number of tokens (256 /
-    1024 at 75,600), times `fineness` (None: `far_fineness`, 3.5 to 1 by the number of tokens).
-    With `clustering="balanced"`, whose clusters are of equal size, blocks are 128 queries and 64
-    keys, which fill a GPU's tiles.
+    **Clusters.** `clustering` is "kmeans", "co" (the paper's co-clustering) or "balanced" (equal
+    blocks of 128 queries and 64 keys, which fill a GPU's tiles), with `iterations` when it starts.
+    Labels are made anew when they are `recluster_every` steps old. With `share_branches` both
+    guidance branches use those of the first. `query_clusters` and `key_clusters` of None follow
+    the number of tokens (256 and 1024 at 75,600, fewer below), times `fineness` (None: 3.5 up to
+    7,488 tokens, falling to 1 at 75,600).
     """
 
     name: ClassVar[str] = "svoo"
@@ -118,13 +122,13 @@ class SVOOConfig(MethodConfig):
 
     @classmethod
     def for_model(cls, model: str) -> Self:
-        """Return our default mode: the same for all models of the catalogue."""
+        """Return default mode, which is the same for every model."""
         find_model(model)  # refuses a name that is not there
         return cls()
 
     @classmethod
     def balanced(cls) -> Self:
-        """Return our default mode by its name."""
+        """Return default mode: the same as `SVOOConfig()`."""
         return cls()
 
     @classmethod

@@ -21,11 +21,11 @@ EQUAL_SIZES = 128, 64
 
 @dataclass
 class LabelState:
-    """One layer's labels between calls, sorted, and the step that they were made at.
+    """What SVOO remembers of a layer between calls: the cluster of each token, and since when.
 
-    Their order is what is kept, in int16 where it fits, else int32: it says what labels say, and
-    no call has to sort them again. The caller sets `step` before each call; labels of another
-    shape are never used.
+    Set `step` before each call of `svoo.sparse_attention`; labels that are too old, or of another
+    shape, are not used. Kept are the tokens in the order of their clusters, in int16 where that
+    fits, else int32, so that no call has to sort them again.
     """
 
     step: int = 0

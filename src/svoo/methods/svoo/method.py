@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from svoo.core.far_field import heads_per_group
@@ -27,8 +28,9 @@ class SVOOMethod:
         self.run = run
         self.budgets = find_budgets(config, run)
         self._states: dict[tuple[int, int, str, int, int], LabelState] = {}
-        self._looked_at: set[tuple[int, int, int]] = set()
-        self._judged: set[tuple[int, int, int]] = set()
+        self._looked_at: set[tuple[int, int]] = set()
+        self._judged: set[tuple[int, int]] = set()
+        self._waiting: dict[tuple[str, int, int], dict[int, Tensor]] = {}
         self._too_dense: dict[tuple[int, int], Dense] = {}
 
     def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:
@@ -65,35 +67,52 @@ class SVOOMethod:
         tolerance = self.config.tolerance
         assert tolerance is not None  # else mass decides
         plan = plan_far_call(query, key, value, self.config, call, tolerance, state, weight)
-        owner = call.stage, call.layer, call.head_offset
-        if owner not in self._looked_at:  # once per layer and video: it waits for the device
-            self._looked_at.add(owner)
-            density = float(call.heads.gather(plan.density().mean(dim=0)).mean())
+        layer = call.stage, call.layer
+        if layer not in self._looked_at:  # once per layer and video: it waits for the device
+            densities = self._of_all_heads("density", call, plan.density().mean(dim=0))
+            if densities is None:
+                return plan
+            self._looked_at.add(layer)
+            density = float(densities.mean())
             if density > self.config.densest:
                 reason = (
                     f"keeping {density:.0%} of the pairs would not pay (densest is "
                     f"{self.config.densest:.0%}): a larger tolerance keeps less"
                 )
-                self._too_dense[call.stage, call.layer] = Dense(reason)
-                return self._too_dense[call.stage, call.layer]
+                self._too_dense[layer] = Dense(reason)
+                return self._too_dense[layer]
         return plan
 
     def judge(self, call: Call, squared_error: Tensor) -> Dense | None:
         """Return dense for a layer whose first sparse output was too far from the dense one: what
         is small for the tolerance may be much of a small output. `squared_error` `[H]`."""
-        owner = call.stage, call.layer, call.head_offset
-        if self.config.tolerance is None or owner in self._judged:
+        layer = call.stage, call.layer
+        if self.config.tolerance is None or layer in self._judged:
             return None
-        self._judged.add(owner)  # once per layer and video: it waits for the device
-        error = float(call.heads.gather(squared_error).mean().sqrt())
+        errors = self._of_all_heads("error", call, squared_error)
+        if errors is None:
+            return None
+        self._judged.add(layer)  # once per layer and video: it waits for the device
+        error = float(errors.mean().sqrt())
         if error <= self.config.worst_error:
             return None
         reason = (
             f"outputs would be {error:.0%} off (worst_error is {self.config.worst_error:.0%}): "
             "a smaller tolerance keeps more"
         )
-        self._too_dense[call.stage, call.layer] = Dense(reason)
-        return self._too_dense[call.stage, call.layer]
+        self._too_dense[layer] = Dense(reason)
+        return self._too_dense[layer]
+
+    def _of_all_heads(self, what: str, call: Call, values: Tensor) -> Tensor | None:
+        """Return the values of all heads of a layer, from all groups and devices, so that no
+        decision depends on how heads are grouped; None while a group is missing. `values` `[h]`
+        are those of the group that is shown."""
+        waiting = self._waiting.setdefault((what, call.stage, call.layer), {})
+        waiting[call.head_offset] = values
+        if call.more_heads:
+            return None
+        del self._waiting[what, call.stage, call.layer]
+        return call.heads.gather(torch.cat([waiting[first] for first in sorted(waiting)]))
 
     def heads_per_plan(self, query: Tensor, key: Tensor) -> int:
         """Return how many heads are planned at a time: far-field terms take memory."""
