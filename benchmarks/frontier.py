@@ -49,12 +49,13 @@ def settings() -> dict[str, SVOOConfig]:
         "branches apart": {"share_branches": False},
         "no groups": {"groups": 0},
         "first layer dense": {"dense_layers": 1},
-        "first step dense": {"dense_steps": 1},
+        "first step dense": {"dense_steps": 1, "careful_start": 0.0},
+        "one tolerance for all steps": {"careful_start": 0.0},
         "127 query clusters": {"query_clusters": 127},
     }
     for fineness in (2.0, 2.5, 5.0):
         changes[f"fineness {fineness:g}"] = {"fineness": fineness}
-    for tolerance in (0.0013, 0.0019, 0.004):
+    for tolerance in (0.0045, 0.009):
         changes[f"tolerance {tolerance:g}"] = {"tolerance": tolerance}
     return tried | {name: replace(default, **change) for name, change in changes.items()}
 

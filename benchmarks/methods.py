@@ -198,11 +198,20 @@ def all_settings(
     densities.update(tuned.items())
     densities = densities or {None: tried}
     return [
-        Setting(name, replace(config.always_sparse(), dense_steps=float(share)), share, density)
+        Setting(name, with_warm_up(config, share), share, density)
         for share in warm_ups
         for density, configs in densities.items()
         for name, config in configs.items()
     ]
+
+
+def with_warm_up(config: MethodConfig, share: float) -> MethodConfig:
+    """Return a method whose first steps are dense, this share of them, and nothing else of its own
+    warm-up; sparse steps that are more careful stay so."""
+    sparse = config.always_sparse()
+    if isinstance(config, SVOOConfig) and isinstance(sparse, SVOOConfig):
+        sparse = replace(sparse, careful_start=config.careful_start)
+    return replace(sparse, dense_steps=float(share))
 
 
 def add_fidelity(

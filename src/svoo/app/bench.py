@@ -124,16 +124,17 @@ def milliseconds(call: Callable[[], object], device: torch.device, runs: int = 3
     """Return the least of a few runs, after one that warms up."""
     best = math.inf
     for run in range(runs + 1):
-        _wait(device)
+        wait_for(device)
         start = time.perf_counter()
         call()
-        _wait(device)
+        wait_for(device)
         if run:
             best = min(best, time.perf_counter() - start)
     return 1e3 * best
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done all that it was asked for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -32,13 +32,44 @@ def pretend(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> list[str]:
     """Let the calls take these seconds, one after the other."""
     left, shapes = iter(seconds), []
 
-    def time(call: Any, _device: torch.device, _runs: int) -> float:
+    def time(call: Any, _device: torch.device, before: Any = None) -> float:
+        if before is not None:
+            before()
         shapes.append(str(tuple(call().shape)))  # what is timed runs
-        return 1e3 * next(left)
+        return next(left)
 
     monkeypatch.setattr(calibrate, "_GRIDS", {"cpu": ((2, 8, 8), (4, 8, 8))})
-    monkeypatch.setattr(calibrate, "milliseconds", time)
+    monkeypatch.setattr(calibrate, "_seconds", time)
     return shapes
+
+
+def test_the_median_counts_and_what_goes_before_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, lasting = 0.0, iter([90.0, 3.0, 1.0, 2.0, 50.0, 2.5, 0.1, 2.0])  # the first warms up
+
+    def pass_by(seconds: float) -> torch.Tensor:
+        nonlocal now
+        now += seconds
+        return torch.empty(0)
+
+    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: now)
+    found = calibrate._seconds(lambda: pass_by(next(lasting)), CPU, before=lambda: pass_by(1000.0))
+    assert found == pytest.approx(2.0)
+
+
+def test_a_layer_is_timed_after_an_attention_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    before: list[Any] = []
+
+    def time(call: Any, _device: torch.device, **options: Any) -> float:
+        before.append(options.get("before"))
+        return float(call().numel())
+
+    monkeypatch.setattr(calibrate, "_GRIDS", {"cpu": ((2, 8, 8), (4, 8, 8))})
+    monkeypatch.setattr(calibrate, "_seconds", time)
+    measure_rates(MINI, CPU, DENSE)
+    assert before[0] is None
+    assert [call().shape[2] for call in before[1:]] == [256, 256]
 
 
 def test_attention_and_layers_of_two_sizes_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,8 @@ from svoo.methods.warm_up import count_dense_steps
         ("theta", "x"),
         ("tolerance", -1.0),
         ("tolerance", math.nan),
+        ("careful_start", 1.1),
+        ("careful_start", math.nan),
         ("seed", 0.5),
         ("seed", -1),
         ("compensate", "no"),
@@ -162,3 +164,12 @@ def test_default_mode_is_the_same_for_every_model() -> None:
 
 def test_the_docstring_has_the_default_tolerance() -> None:
     assert f"(None: {TOLERANCE})" in (SVOOConfig.__doc__ or "")
+
+
+@pytest.mark.parametrize(("steps", "first"), [(20, 2), (50, 5), (8, 1), (4, 1), (1, 1)])
+def test_the_first_steps_have_a_quarter_of_the_tolerance(steps: int, first: int) -> None:
+    config = SVOOConfig(tolerance=0.4)
+    found = [config.tolerance_at(step, steps) for step in range(steps)]
+    assert found == pytest.approx([0.1] * first + [0.4] * (steps - first))
+    for same in (replace(config, careful_start=0.0), config.always_sparse()):
+        assert same.tolerance_at(0, steps) == 0.4

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from svoo.app.bench import clustered_tokens, milliseconds
+from svoo.app.bench import clustered_tokens, wait_for
 from svoo.app.estimate.data import find_architecture
 from svoo.app.estimate.layer import Layer
 from svoo.app.estimate.roofline import Rates, Sparse, count_forward
@@ -28,7 +30,7 @@ _GRIDS = {"cuda": ((8, 32, 32), (16, 32, 32)), "cpu": ((8, 12, 16), (12, 18, 20)
 _HEADS = 4  # that sparse and dense attention are timed with: the rate is the same for more
 _FEW = 64  # tokens of a layer that takes no longer than its calls do
 _LAYER = {"cuda": 2e13, "cpu": 4e10}  # FLOP of the layer that is timed, at most
-_RUNS = 3
+_RUNS = 7  # whose median counts: the least of them is not what a loop of hundreds takes
 _NO_LINK = 32e9  # bytes/s between GPUs of one machine where nothing is known: PCIe 4
 
 
@@ -42,8 +44,9 @@ def measure_rates(
     name = torch.cuda.get_device_name(device) if fast else platform.processor() or "this processor"
     small, large = _GRIDS[kind]
     with torch.inference_mode():
-        attention = _time_attention(model, device, dtype, _count(large))
-        layer = _time_layer(model, device, dtype, _count(large), _LAYER[kind])
+        attend = _dense_call(model, device, dtype, _count(large))
+        attention = _dense_work(model, _count(large)) / _seconds(attend, device)
+        layer = _time_layer(model, device, dtype, _count(large), _LAYER[kind], attend)
         sparse = None
         if not isinstance(config, DenseConfig):
             points = [_time_sparse(model, device, dtype, config, grid) for grid in (small, large)]
@@ -81,26 +84,42 @@ class Line:
         return cls(fixed, 1 / rise) if fixed > 0 else cls(0.0, large[0] / large[1])
 
 
-def _time_attention(model: Model, device: torch.device, dtype: torch.dtype, tokens: int) -> float:
-    """Return the FLOP/s of dense attention to tokens in a pipeline's order."""
-    heads = min(_HEADS, model.heads)
-    shape = (1, tokens, heads, model.head_dim)
+def _dense_call(
+    model: Model, device: torch.device, dtype: torch.dtype, tokens: int
+) -> Callable[[], Tensor]:
+    """Return a call of dense attention to tokens in a pipeline's order."""
+    shape = (1, tokens, _timed_heads(model), model.head_dim)
     query = torch.randn(*shape, generator=seeded()).to(device, dtype).transpose(1, 2)
-    seconds = _seconds(lambda: scaled_dot_product_attention(query, query, query), device)
-    return 4.0 * tokens**2 * heads * model.head_dim / seconds
+    return lambda: scaled_dot_product_attention(query, query, query)
+
+
+def _dense_work(model: Model, tokens: int) -> float:
+    """Return the FLOP of a dense call with the heads that are timed."""
+    return 4.0 * tokens**2 * _timed_heads(model) * model.head_dim
+
+
+def _timed_heads(model: Model) -> int:
+    return min(_HEADS, model.heads)
 
 
 def _time_layer(
-    model: Model, device: torch.device, dtype: torch.dtype, tokens: int, most: float
+    model: Model,
+    device: torch.device,
+    dtype: torch.dtype,
+    tokens: int,
+    most: float,
+    attend: Callable[[], Tensor],
 ) -> Line:
     """Return what a layer takes without its attention, from a few tokens and so many; fewer where
-    that would be more than so many FLOP."""
+    that would be more than so many FLOP. Each run follows an attention call, as in a model: a
+    layer that repeats itself finds its numbers in the cache and is faster than any real one."""
     layer = Layer(model, find_architecture(model), device, dtype)
 
     def point(tokens: int) -> tuple[float, float]:
         states = layer.draw(tokens)
         forward = count_forward(model, tokens)
-        return forward.linear / forward.layers, _seconds(lambda: layer(states), device)
+        seconds = _seconds(lambda: layer(states), device, before=attend)
+        return forward.linear / forward.layers, seconds
 
     each = count_forward(model, tokens).linear / model.layers / tokens
     return Line.through(point(_FEW), point(max(4 * _FEW, min(tokens, int(most / each)))))
@@ -126,9 +145,9 @@ def _time_sparse(
     config = config.always_sparse()
     if isinstance(config, SVOOConfig):  # the tokens are not a video: keep it sparse all the same
         config = replace(config, densest=1.0, worst_error=1e6)
-    heads, tokens = min(_HEADS, model.heads), _count(grid)
+    heads, tokens = _timed_heads(model), _count(grid)
     sides = clustered_tokens(tokens, heads, model.head_dim, dtype, device)
-    best: dict[str, float] = {}
+    runs: list[dict[str, float]] = []
     density: float | None = None
     for _ in range(_RUNS + 1):
         session = Session(config, steps=1, layers=1, heads=heads)
@@ -137,19 +156,17 @@ def _time_sparse(
         if stats.density is None:
             return None
         density = stats.density
-        best = {
-            phase: min(seconds, best.get(phase, seconds))
-            for phase, seconds in stats.seconds.items()
-        }
+        runs.append(dict(stats.seconds))
     assert density is not None
+    usual = {phase: median(run[phase] for run in runs[1:]) for phase in runs[0]}
     work = count_work(config, model, grid, 1, min(1.0, max(density, 1e-6)))
-    dense = 4.0 * tokens**2 * heads * model.head_dim
+    dense = _dense_work(model, tokens)
     iterations = getattr(config, "iterations", 0) if work.iterations else 0
     each = work.clustering / work.iterations if iterations else 0.0
     return _Point(
-        (dense * (density + work.terms), best["attention"]),
-        (dense * each, best["clustering"] / iterations if iterations else 0.0),
-        (dense * work.selection, best["selection"]),
+        (dense * (density + work.terms), usual["attention"]),
+        (dense * each, usual["clustering"] / iterations if iterations else 0.0),
+        (dense * work.selection, usual["selection"]),
     )
 
 
@@ -176,8 +193,20 @@ def _line_or_free(small: tuple[float, float], large: tuple[float, float]) -> Lin
     return Line.through(small, large) if large[0] else Line(large[1], float("inf"))
 
 
-def _seconds(call: Callable[[], Tensor], device: torch.device) -> float:
-    return milliseconds(call, device, _RUNS) / 1e3
+def _seconds(
+    call: Callable[[], Tensor], device: torch.device, before: Callable[[], object] | None = None
+) -> float:
+    """Return the median time of a call after one that warms up, each after `before`."""
+    found = []
+    for _ in range(_RUNS + 1):
+        if before is not None:
+            before()
+        wait_for(device)
+        start = time.perf_counter()
+        call()
+        wait_for(device)
+        found.append(time.perf_counter() - start)
+    return median(found[1:])
 
 
 def _count(grid: tuple[int, int, int]) -> int:

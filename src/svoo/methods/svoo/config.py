@@ -21,7 +21,8 @@ from svoo.methods.base import (
 )
 from svoo.methods.warm_up import count_dense_steps, fraction_of
 
-FAST, TOLERANCE, CAREFUL = 0.0032, 0.0016, 0.0008  # three values of the one knob
+FAST, TOLERANCE, CAREFUL = 0.0128, 0.0064, 0.0032  # three values of the one knob
+_START = 0.25  # of the tolerance, in the first steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +31,12 @@ class SVOOConfig(MethodConfig):
 
     **By tolerance**, default mode. `tolerance` is its one knob, one absolute number for every
     size and model: a block is computed token by token where the term that stands for it would
-    err by more (None: 0.0016). Smaller is closer to dense. Left-out key blocks fall into `groups`
-    groups that share one term where that errs by less than the tolerance (0: none do). A layer
-    stays dense, and the summary says why, if its first sparse call would compute more than the
-    share `densest` of the pairs, or if that call's output is further than `worst_error` from the
-    dense one.
+    err by more (None: 0.0064). Smaller is closer to dense. In the first part `careful_start` of
+    the steps, which decide what the video will show, a quarter of it counts. Left-out key blocks
+    fall into `groups` groups that share one term where that errs by less than the tolerance (0:
+    none do). A layer stays dense, and the summary says why, if its first sparse call would compute
+    more than the share `densest` of the pairs, or if that call's output is further than
+    `worst_error` from the dense one.
 
     **By mass**, as in the paper: give `mass`, the softmax probability that kept blocks must cover
     (the paper's tau). Budgets, the fractions that a profile measured, decide with it. A head whose
@@ -55,6 +57,7 @@ class SVOOConfig(MethodConfig):
     name: ClassVar[str] = "svoo"
 
     tolerance: float | None = None
+    careful_start: float = 0.1
     groups: int = 8
     densest: float = 0.6
     worst_error: float = 0.25
@@ -89,6 +92,7 @@ class SVOOConfig(MethodConfig):
             alone = "None where mass decides"
             require("tolerance", self.tolerance, alone, fits=self.tolerance is None)
         require_count("groups", self.groups, 0)
+        require_number("careful_start", self.careful_start, 0, 1)
         require_number("densest", self.densest, 0, 1)
         require_number("worst_error", self.worst_error, 0, 1e6)
         require_number("theta", self.theta, 0, 1)
@@ -117,8 +121,8 @@ class SVOOConfig(MethodConfig):
         return SVOOMethod(self, run)
 
     def always_sparse(self) -> Self:
-        """Return these settings without warm-up and ramp."""
-        return replace(self, dense_steps=0, dense_layers=0, ramp=0.0)
+        """Return these settings without warm-up, ramp and careful start."""
+        return replace(self, dense_steps=0, dense_layers=0, ramp=0.0, careful_start=0.0)
 
     @classmethod
     def for_model(cls, model: str) -> Self:
@@ -194,6 +198,11 @@ class SVOOConfig(MethodConfig):
             budget_unit="whole clusters",
             budget_range=numbers.budget_range,
         )
+
+    def tolerance_at(self, step: int, steps: int) -> float:
+        """Return the tolerance of a step: less at the start, and the same from there on."""
+        assert self.tolerance is not None  # else mass decides
+        return self.tolerance * (_START if step < fraction_of(steps, self.careful_start) else 1.0)
 
     def dense_share(self, step: int, steps: int) -> float:
         """Return how much of the way back to dense a step goes: 1 before the ramp, 0 after it."""

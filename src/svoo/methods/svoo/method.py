@@ -64,8 +64,7 @@ class SVOOMethod:
         if weights is not None:
             heads = slice(call.head_offset, call.head_offset + query.shape[1])
             weight = weights[call.stage, call.layer, heads]
-        tolerance = self.config.tolerance
-        assert tolerance is not None  # else mass decides
+        tolerance = self.config.tolerance_at(call.step, self.run.steps)
         plan = plan_far_call(query, key, value, self.config, call, tolerance, state, weight)
         layer = call.stage, call.layer
         if layer not in self._looked_at:  # once per layer and video: it waits for the device
