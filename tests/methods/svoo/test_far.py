@@ -53,6 +53,17 @@ def test_labels_go_on_from_the_step_before_and_serve_both_branches() -> None:
     assert float((alone.key_blocks() != later.key_blocks()).float().mean()) > 0.5
 
 
+def test_the_first_steps_keep_more() -> None:
+    def density(config: SVOOConfig, step: int) -> float:
+        return float(plan_at(started(config), step).density().mean())
+
+    even = replace(CONFIG, careful_start=0.0)
+    quarter = replace(even, tolerance=CONFIG.tolerance_at(0, 20))
+    for step in (0, 1):  # of 20
+        assert density(CONFIG, step) == density(quarter, step) > density(even, step)
+    assert density(CONFIG, 2) == density(even, 2)
+
+
 def test_a_head_that_counts_more_keeps_more() -> None:
     weights = torch.tensor([0.1, 10.0]).expand(1, 2, 2)
     low, high = plan_at(started(head_weights=lambda: weights), 10).density()[0].tolist()
