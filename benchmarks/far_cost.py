@@ -1,6 +1,6 @@
 """What a far-field call computes by the number of tokens, as shares of dense attention: modelled.
 
-    python benchmarks/far_cost.py --kept 345 --terms 80
+    python benchmarks/far_cost.py --kept 790 --terms 80
 
 Counts of products and bytes, no times: shares of a GPU's time will differ. `--kept` and `--terms`
 are key tokens and terms that a query meets, which the tolerance decides; their defaults are about
@@ -38,7 +38,7 @@ def shares(
 
 def main(
     size: Annotated[int, typer.Option(min=1, help="Head size.")] = 128,
-    kept: Annotated[int, typer.Option(min=1, help="Key tokens that a query meets.")] = 345,
+    kept: Annotated[int, typer.Option(min=1, help="Key tokens that a query meets.")] = 790,
     terms: Annotated[int, typer.Option(min=0, help="Terms that a query meets.")] = 80,
     branches: Annotated[int, typer.Option(min=1, help="Branches that share labels.")] = 2,
     fineness: Annotated[float | None, typer.Option(help="Instead of what follows tokens.")] = None,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from PIL import Image
 
 from svoo import SVOOConfig
 from svoo.app import demo
@@ -39,7 +40,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_everything_is_written(page: Path) -> None:
     names = {path.name for path in page.parent.iterdir()}
     videos = {f"{mode}.mp4" for mode in MODES} | {"side-by-side.mp4"}
-    assert names == videos | {"density.png", "results.json", "index.html"}
+    assert names == videos | {"density.png", "strip.png", "results.json", "index.html"}
+    strip = np.asarray(Image.open(page.parent / "strip.png"))
+    assert strip.shape == (3 * 144, 5 * 128, 3)
+    first = read_video(page.parent / "dense.mp4")[0].astype(int)
+    assert abs(strip[16:144, :128] - first).mean() < 20  # a codec lies between them
     assert read_video(page.parent / "side-by-side.mp4").shape == (17, 144, 384, 3)
     results = json.loads((page.parent / "results.json").read_text())
     assert [row["mode"] for row in results["modes"]] == list(MODES)

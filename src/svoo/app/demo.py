@@ -4,6 +4,7 @@ side."""
 from __future__ import annotations
 
 import base64
+import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from svoo.storage import write_atomically
 
 MODES = ("dense", "paper", "default")
 _LABEL_ROWS = 16
+_SHOWN = 5  # frames of the strip
 
 
 def run_modes(
@@ -64,7 +66,7 @@ def run_modes(
 def write_results(
     trials: Sequence[Trial], prompt: str, out: Path, *, seed: int = 0, **sizes: int
 ) -> Path:
-    """Write videos, picture, figures and the page into a folder; return the page's path.
+    """Write videos, pictures, figures and the page into a folder; return the page's path.
 
     `seed` and `sizes` are those that `run_modes` was given: what is needed to repeat it.
     """
@@ -72,6 +74,7 @@ def write_results(
     for trial in trials:
         write_video(trial.frames, out / f"{trial.name}.mp4")
     write_video(side_by_side(trials), out / "side-by-side.mp4")
+    write_atomically(out / "strip.png", draw_strip(trials))
     picture = draw_density({trial.name: trial.stats for trial in trials})
     write_atomically(out / "density.png", picture)
     results = {
@@ -113,17 +116,36 @@ def figures(trial: Trial, dense: Trial) -> dict[str, Any]:
 
 def side_by_side(trials: Sequence[Trial]) -> NDArray[np.float32]:
     """Return the videos beside each other, each under its name."""
-    from PIL import Image, ImageDraw
-
     parts = []
     for trial in trials:
-        frames, _, width, _ = trial.frames.shape
-        label = Image.new("RGB", (width, _LABEL_ROWS), "black")
-        ImageDraw.Draw(label).text((4, 2), trial.name, fill="white")
-        strip = np.asarray(label, dtype=np.float32) / 255
-        above = np.broadcast_to(strip, (frames, *strip.shape))
+        label = _write_label(trial.name, trial.frames.shape[2])
+        above = np.broadcast_to(label, (len(trial.frames), *label.shape))
         parts.append(np.concatenate([above, trial.frames], axis=1))
     return np.concatenate(parts, axis=2)
+
+
+def draw_strip(trials: Sequence[Trial]) -> bytes:
+    """Return a PNG with five frames of each video, from the first to the last, under its name."""
+    from PIL import Image
+
+    rows = []
+    for trial in trials:
+        shown = np.linspace(0, len(trial.frames) - 1, min(_SHOWN, len(trial.frames))).round()
+        row = np.concatenate([trial.frames[int(frame)] for frame in shown], axis=1)
+        rows += [_write_label(trial.name, row.shape[1]), row]
+    pixels = (np.concatenate(rows).clip(0, 1) * 255).round().astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def _write_label(name: str, width: int) -> NDArray[np.float32]:
+    """Return white words on black, `[rows, width, 3]` from 0 to 1."""
+    from PIL import Image, ImageDraw
+
+    label = Image.new("RGB", (width, _LABEL_ROWS), "black")
+    ImageDraw.Draw(label).text((4, 2), name, fill="white")
+    return np.asarray(label, dtype=np.float32) / 255
 
 
 def _page(trials: Sequence[Trial], results: dict[str, Any], picture: bytes, out: Path) -> str:
