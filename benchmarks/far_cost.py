@@ -4,7 +4,7 @@
 
 Counts of products and bytes, no times: shares of a GPU's time will differ. `--kept` and `--terms`
 are key tokens and terms that a query meets, which the tolerance decides; their defaults are about
-what the embedded model has at every size (`benchmarks/far_field.py` prints both for one call).
+what the embedded model has at 7,488 tokens (`benchmarks/far_field.py` prints both for one call).
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def _write_label(name: str, width: int) -> NDArray[np.float32]:
 
     label = Image.new("RGB", (width, _LABEL_ROWS), "black")
     ImageDraw.Draw(label).text((4, 2), name, fill="white")
-    return np.asarray(label, dtype=np.float32) / 255
+    return np.asarray(label, dtype=np.float32) / np.float32(255)
 
 
 def _page(trials: Sequence[Trial], results: dict[str, Any], picture: bytes, out: Path) -> str:

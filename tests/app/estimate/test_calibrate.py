@@ -53,7 +53,7 @@ def test_the_median_counts_and_what_goes_before_is_not_timed(
         now += seconds
         return torch.empty(0)
 
-    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: now)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
     found = calibrate._seconds(lambda: pass_by(next(lasting)), CPU, before=lambda: pass_by(1000.0))
     assert found == pytest.approx(2.0)
 

@@ -140,11 +140,11 @@ def _density_of_far_field(
     """Return the share of pairs that the far field keeps, where it is from and, for every model
     but the embedded one, what else it could be.
 
-    It was measured on the embedded model alone, for a few tolerances at a few sizes. There one
-    tolerance keeps nearly as many keys per query at every size. That does not carry over to other
-    models: the authors' densities at 75,600 tokens are a half to nine tenths of the embedded
-    model's at 7,488, not a tenth. So a model is taken to keep the same *share*, times its
-    published required density over that of the embedded model.
+    It was measured on the embedded model alone, for a few tolerances at two sizes, where the keys
+    per query grow far less than the tokens. That does not carry over to other models: the authors'
+    densities at 75,600 tokens are larger than the embedded model's at 7,488, not a tenth of it. So
+    a model is taken to keep the same *share*, times its published required density over that of
+    the embedded model.
     """
     measured = far_field_densities()
     tolerance = config.tolerance or 0.0
