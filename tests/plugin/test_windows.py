@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from svoo.catalogue import find_model
 from svoo.errors import ProfileError
 from svoo.methods.sta import STAConfig
 from svoo.methods.sta_search import CANDIDATES
@@ -13,6 +14,7 @@ from svoo.plugin.run import generate
 from svoo.plugin.windows import record_windows
 from svoo.profiles.windows import WindowTable
 
+MINI = find_model("mini")
 SMALL = {"frames": 25, "height": 80, "width": 80, "steps": 3}
 
 
@@ -23,7 +25,7 @@ def test_a_search_is_written_and_generates(tmp_path: Path) -> None:
     table = record_windows(request, [{"prompt": "a red circle"}], done.append)
     assert done[-1] == 1
     assert torch.equal(WindowTable.load(out).windows, table.windows)
-    assert table.windows.shape == (3, 6, 4, 3)
+    assert table.windows.shape == (3, MINI.layers, MINI.heads, 3)
     assert table.windows[0].flatten(0, 1).unique(dim=0).tolist() == [[2, 2, 2]]  # the whole grid
     assert {tuple(window) for window in table.windows[1:].flatten(0, 2).tolist()} <= set(
         CANDIDATES
