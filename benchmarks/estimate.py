@@ -34,7 +34,7 @@ PROMPT = "a red circle moves left over a checkered floor"
 
 def main(
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/benchmarks"),
-    steps: Annotated[int, typer.Option(min=2)] = 5,
+    steps: Annotated[int, typer.Option(min=2)] = 10,
     repeats: Annotated[int, typer.Option(min=1, help="Loops, of which the fastest counts.")] = 2,
     show: Annotated[Path | None, typer.Option(help="Print the table of this file.")] = None,
 ) -> None:

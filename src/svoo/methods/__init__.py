@@ -31,6 +31,8 @@ from svoo.methods.vmoba import VMoBAConfig
 from svoo.methods.vsa import VSAConfig
 from svoo.methods.xattention import XAttentionConfig
 
+TOLERANCE_KNOB = Knob("tolerance", 10.0, 1e-6, geometric=True)
+
 
 @dataclass(frozen=True)
 class MethodRow:
@@ -57,7 +59,7 @@ METHODS: tuple[MethodRow, ...] = (
         "SVOO, ICML 2026",
         "blocks of clusters whose term would err by more than the tolerance",
         "one term per left-out block, or per group of them",
-        knob=Knob("tolerance", 10.0, 1e-6, geometric=True),
+        knob=TOLERANCE_KNOB,
     ),
     MethodRow(
         "spargeattn",

@@ -13,18 +13,21 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from svoo.app.bench import clustered_tokens, wait_for
-from svoo.app.estimate.data import find_architecture
+from svoo.app.estimate.data import far_field_densities, find_architecture
 from svoo.app.estimate.layer import Layer
 from svoo.app.estimate.roofline import Rates, Sparse, count_forward
 from svoo.app.estimate.work import count_work
 from svoo.catalogue import Model
 from svoo.core.layout import VideoLayout
 from svoo.core.random import seeded
+from svoo.methods import TOLERANCE_KNOB
 from svoo.methods.base import MethodConfig
 from svoo.methods.dense import DenseConfig
+from svoo.methods.knobs import tune
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.plugin.memory import total_bytes
 from svoo.session.session import Session
+from svoo.session.stats import RunStats
 
 _GRIDS = {"cuda": ((8, 32, 32), (16, 32, 32)), "cpu": ((8, 12, 16), (12, 18, 20))}
 _HEADS = 4  # that sparse and dense attention are timed with: the rate is the same for more
@@ -143,16 +146,25 @@ def _time_sparse(
 ) -> _Point | None:
     """Return what a sparse call of so many tokens takes; None where the method stays dense."""
     config = config.always_sparse()
-    if isinstance(config, SVOOConfig):  # the tokens are not a video: keep it sparse all the same
-        config = replace(config, densest=1.0, worst_error=1e6)
     heads, tokens = _timed_heads(model), _count(grid)
     sides = clustered_tokens(tokens, heads, model.head_dim, dtype, device)
+
+    def attend(config: MethodConfig) -> RunStats:
+        session = Session(config, steps=1, layers=1, heads=heads)
+        session.attend(*sides, step=0, layer=0, layout=VideoLayout(*grid))
+        return session.stats()
+
+    if isinstance(config, SVOOConfig):  # the tokens are not a video: keep it sparse all the same
+        config = replace(config, densest=1.0, worst_error=1e6)
+        if config.tolerance is not None:  # ... and as dense as one
+            share = far_field_densities().at(config.tolerance, tokens)
+            config = tune(
+                config, TOLERANCE_KNOB, share, lambda turned: attend(turned).density or 1.0
+            ).config
     runs: list[dict[str, float]] = []
     density: float | None = None
     for _ in range(_RUNS + 1):
-        session = Session(config, steps=1, layers=1, heads=heads)
-        session.attend(*sides, step=0, layer=0, layout=VideoLayout(*grid))
-        stats = session.stats()
+        stats = attend(config)
         if stats.density is None:
             return None
         density = stats.density
