@@ -1,5 +1,4 @@
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,12 +60,9 @@ def test_the_page_holds_the_table_of_the_benchmark() -> None:
     page = (ROOT / "docs" / "scale.md").read_text()
     between = page.split("<!-- estimate: begin -->\n")[1].split("\n<!-- estimate: end -->")[0]
     if not saved.exists():
-        assert between == "Not run on an idle machine yet."
+        assert between == "No run has passed with the present weights yet."
         return
     command = [sys.executable, "benchmarks/estimate.py", "--show", str(saved)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert between == done.stdout.strip()
-    rows = json.loads(saved.read_text())["rows"]
-    wrong = sum(abs(row["error"]) > 0.2 for row in rows)
-    said = re.search(r"So (\d) of 9 (is|are) beyond the limit", page)
-    assert (int(said[1]) if said else 0) == wrong  # what the benchmark calls a failure is told
+    assert all(abs(row["error"]) <= 0.2 for row in json.loads(saved.read_text())["rows"])
