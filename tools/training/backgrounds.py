@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 
 import torch
@@ -17,6 +16,7 @@ CHECKERS = 2 / 3  # two squares
 PLANK = 1 / 3
 COURSE, BRICK = 1 / 3, 2 / 3
 BLADE = 2 / 9  # four codes of the large grid
+STARS = 1 / 3  # apart
 
 Phase = tuple[float, float, float]
 
@@ -75,13 +75,15 @@ def _grassy_field(x: Tensor, y: Tensor, time: Tensor, phase: Phase, _pixel: floa
 
 def _starry_sky(x: Tensor, y: Tensor, time: Tensor, phase: Phase, pixel: float) -> Tensor:
     sky = _colour(0.07, 0.07, 0.15) * (1.35 - 0.6 * y).unsqueeze(1)
-    stars = random.Random(phase[0])
-    glow = torch.zeros(1, 1, 1)
-    for _ in range(12):
-        star_x, star_y = stars.uniform(0, ASPECT), stars.uniform(0, 1)
-        size = max(stars.uniform(0.024, 0.034), 0.8 * pixel)
-        twinkle = 0.45 + 0.12 * torch.sin(2 * math.pi * (time + stars.random()))
-        glow = glow + twinkle * torch.exp(-((x - star_x) ** 2 + (y - star_y) ** 2) / size**2)
+    # One star in each cell of a lattice; those of every other row stand between the others'.
+    down = y / STARS + _half(phase[0])
+    row = down.floor()
+    along = x / STARS + _half(phase[1]) + 0.5 * (row % 2)
+    column = along.floor()
+    away = (along - column - 0.5) ** 2 + (down - row - 0.5) ** 2
+    size = max(0.045, 0.8 * pixel) / STARS
+    twinkle = 0.34 + 0.05 * torch.sin(2 * math.pi * (time + 0.37 * column + 0.61 * row + phase[2]))
+    glow = twinkle * torch.exp(-away / size**2)
     return sky + _colour(1.0, 0.98, 0.9) * glow.unsqueeze(1)
 
 

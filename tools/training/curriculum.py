@@ -50,12 +50,15 @@ class Stage:
     image_share: float = 0.0  # of the clip batches, with a clean first code frame
     fall: float = 0.0
     look_at_ends: bool = False  # begin with it
+    widen: bool = False  # begin with it
     gates: tuple[Gate, ...] = field(default=())
 
 
-LOOKS = {"shape": 0.2, "cover": 1.0, "place": 0.1, "time": 0.0, "motion": 0.0}
-MOTION = {"shape": 0.1, "cover": 1.0, "place": 0.4, "time": 0.5, "motion": 0.3}
-LATER = {"shape": 0.1, "cover": 1.0, "place": 0.4, "time": 0.3, "motion": 0.2}
+LOOKS = {"shape": 0.2, "cover": 1.0, "place": 0.1, "turn": 0.0, "time": 0.0, "motion": 0.0}
+MOTION = {"shape": 0.1, "cover": 1.0, "place": 0.4, "turn": 0.0, "time": 0.5, "motion": 0.3}
+LATER = {"shape": 0.1, "cover": 1.0, "place": 0.4, "turn": 0.0, "time": 0.3, "motion": 0.2}
+# Words of two things, and turning: a guide of their own for what was missing at last.
+BOUND = {"shape": 0.3, "cover": 1.0, "place": 0.4, "turn": 0.3, "time": 0.2, "motion": 0.3}
 
 # Words, shapes and paths are learnt on the small grid, at 40 % of the price; full pictures go
 # along from the second stage on: on a grid that it has not seen the model draws no thing at all.
@@ -162,5 +165,42 @@ STAGES = (
         image_share=0.2,
         fall=0.6,
         gates=(Gate(800, "motion", least=0.5),),
+    ),
+    Stage(
+        "two things",  # from here on in half of the scenes; more bouncing and spinning
+        1_500,
+        (
+            Kind(FULL, 1, 8, 1.0),
+            Kind(FULL, 2, 4, 0.3),
+            Kind(FULL, 4, 2, 0.5),
+            Kind(HALF, 7, 3, 0.2),
+        ),
+        rate=2.5e-3,
+        averaging=0.995,
+        guides=BOUND,
+        high=(0.3, 0.85),
+        measure_every=500,
+        measured=Kind(FULL, 1, 36, 1.0),
+        image_share=0.2,
+        widen=True,
+        gates=(Gate(1_000, "shape of two", least=0.4),),
+    ),
+    Stage(
+        "all of it",
+        800,
+        (
+            Kind(FULL, 1, 8, 1.0),
+            Kind(FULL, 4, 2, 0.6),
+            Kind(HALF, 13, 2, 0.4),
+            Kind(FULL, 13, 1, 0.8),
+        ),
+        rate=2e-3,
+        averaging=0.995,
+        guides=BOUND,
+        high=(0.3, 0.9),
+        measure_every=400,
+        measured=Kind(HALF, 13, 12, 1.0),
+        image_share=0.2,
+        fall=0.7,
     ),
 )

@@ -13,7 +13,7 @@ from svoo.mini.vocabulary import DIRECTIONS, OTHER_MOTIONS, SHAPES
 from tools.training.backgrounds import ASPECT
 from tools.training.codes import Clip
 from tools.training.curriculum import CODE_FRAMES
-from tools.training.scenes import cover, grid, near_things, pose
+from tools.training.scenes import CORNERS, cover, grid, near_things, pose
 
 FACTORS, PRODUCT = 2, 3  # the blocks that are listened to
 THING_WEIGHT = 3.0  # how much more an error on or near a thing counts
@@ -31,25 +31,32 @@ class Targets:
     place: Tensor  # [B, T, columns, 3]: x and y in fifths of a height, and radius
     cover: Tensor  # [B, T, rows, columns, 4]
     near: Tensor  # [B, T, rows, columns], bool
+    turn: Tensor  # [B, T, columns, 2]: cosine and sine of corners x angle
 
 
 def targets(clips: list[Clip], code_frames: list[int], cells: tuple[int, int]) -> Targets:
     """Work out what clips show."""
     rows, columns = cells
     right = (grid(rows, columns)[0].flatten() > ASPECT / 2).long()
-    shape, motion, place, covered, near = [], [], [], [], []
+    shape, motion, place, covered, near, turn = [], [], [], [], [], []
     for clip in clips:
         things = clip.scene.things
         owner = right if len(things) == 2 else torch.zeros_like(right)
         times = clip.times(code_frames)
         shape.append(torch.tensor([SHAPES.index(thing.shape) for thing in things])[owner])
         motion.append(torch.stack([_motion(thing.motion) for thing in things])[owner])
-        poses = [pose(thing, times)[:3] for thing in things]
+        poses = [pose(thing, times) for thing in things]
         places = [
             torch.stack(((x - ASPECT / 2) / 0.2, (y - 0.5) / 0.2, (radius - 0.22) / 0.1), dim=-1)
-            for x, y, radius in poses
+            for x, y, radius, _ in poses
         ]
         place.append(torch.stack(places, dim=1)[:, owner])
+        phases = [
+            CORNERS[thing.shape] * angle
+            for thing, (_, _, _, angle) in zip(things, poses, strict=True)
+        ]
+        turns = [torch.stack((phase.cos(), phase.sin()), dim=-1) for phase in phases]
+        turn.append(torch.stack(turns, dim=1)[:, owner])
         covered.append(cover(clip.scene, times, rows, columns))
         begins = clip.times(code_frames, back=3)
         near.append(
@@ -62,6 +69,7 @@ def targets(clips: list[Clip], code_frames: list[int], cells: tuple[int, int]) -
         torch.stack(place),
         torch.stack(covered),
         torch.stack(near),
+        torch.stack(turn),
     )
 
 
@@ -73,7 +81,7 @@ def _motion(name: str) -> Tensor:
 
 class Guides(nn.Module):
     """Say shape, cover of the token, and the two factors of a path, time and motion, in one block;
-    their product, the place in the token's frame, in the next.
+    their product, the place and turn in the token's frame, in the next.
 
     Without them motion words are not learnt: a path is direction times time, a product with no
     gradient while both are missing.
@@ -85,7 +93,7 @@ class Guides(nn.Module):
         width = transformer.proj_out.in_features
         self.shape, self.cover = nn.Linear(width, len(SHAPES)), nn.Linear(width, 4)
         self.time, self.motion = nn.Linear(width, 1), nn.Linear(width, 2 + len(OTHER_MOTIONS))
-        self.place = nn.Linear(width, 3)
+        self.place, self.turn = nn.Linear(width, 3), nn.Linear(width, 2)
         self._heard: dict[int, Tensor] = {}
         for number in (FACTORS, PRODUCT):
             transformer.blocks[number].register_forward_hook(
@@ -109,12 +117,14 @@ class Guides(nn.Module):
         unlikely = -names.gather(2, wanted.shape.unsqueeze(2)).mean(dim=(1, 2))
         place = (self.place(product).float() - wanted.place.unsqueeze(2)).square()
         place = place.mean(dim=(1, 2, 3, 4))
+        turn = (self.turn(product).float() - wanted.turn.unsqueeze(2)).square()
         errors = {
             "shape": (unlikely * said).sum() / count,
             "cover": functional.binary_cross_entropy_with_logits(
                 self.cover(factors).float(), wanted.cover
             ),
             "place": (place * said).sum() / count,
+            "turn": (turn.mean(dim=(1, 2, 3, 4)) * said).sum() / count,
         }
         if len(code_frames) > 1:
             clock = 3 * (torch.tensor(code_frames) / (CODE_FRAMES - 1) - 0.5).view(1, -1, 1, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import torch
 from diffusers import AutoencoderKLWan
@@ -15,8 +16,8 @@ from svoo.mini.vocabulary import DIRECTIONS, MOTIONS
 from tools.training.codes import Clip, Statistics, encode
 from tools.training.curriculum import CODE_FRAMES, SMALL, Kind
 from tools.training.guides import Guides, targets
-from tools.training.questions import held_out_scenes
-from tools.training.reader import read_clip, right_answers
+from tools.training.questions import held_out_scenes, two_thing_scenes
+from tools.training.reader import read_clip, read_halves, right_answers, right_halves
 from tools.training.scenes import Scene
 from tools.training.start import true_times
 from tools.training.text import embed, opposite, without_motion
@@ -90,13 +91,15 @@ def measure(
     kind: Kind,
     strip: Path | None = None,
     *,
-    from_image: bool = False,
+    about: Literal["one", "two", "from image"] = "one",
 ) -> dict[str, float]:
-    """Generate `kind.clips` held-out prompts, or go on from their drawn first pictures, and return
-    the parts of right answers; from fewer than all code frames only straight ways are asked
-    for."""
+    """Generate `kind.clips` held-out prompts with one thing or with two, or go on from their drawn
+    first pictures, and return the parts of right answers; from fewer than all code frames only
+    straight ways of one thing are asked for."""
     code_frames = even_frames(kind.frames)
     scenes = held_out_scenes(MOTIONS if kind.frames == CODE_FRAMES else DIRECTIONS, kind.clips)
+    if about == "two":
+        scenes = two_thing_scenes(kind.clips)
     together = max(1, 12 // kind.frames)
     right: Counter[str] = Counter()
     shown = []
@@ -106,13 +109,17 @@ def measure(
         if kind.frames == 1:
             captions = [without_motion(caption) for caption in captions]
         first = None
-        if from_image:
+        if about == "from image":
             first = encode(vae, [Clip(scene) for scene in asked], 1, kind.grid)
             first = (first - statistics.mean) / statistics.spread
         generator = torch.Generator().manual_seed(start)
         codes = sample(parts, tokenizer, captions, code_frames, kind.grid, generator, first)
         for clip, scene in zip(decode(vae, statistics, codes), asked, strict=True):
-            right += right_answers(read_clip((clip + 1) / 2), scene)
+            seen = (clip + 1) / 2
+            if about == "two":
+                right += right_halves(read_halves(seen), scene)
+            else:
+                right += right_answers(read_clip(seen), scene)
             shown.append(clip)
     if strip:
         save_strip(shown, strip)
@@ -137,7 +144,7 @@ def save_strip(clips: list[Tensor], path: Path) -> None:
     if len(clips[0]) > 1:
         save_grid(clips[:12], path, columns=min(5, len(clips[0])))
     else:
-        save_grid([torch.cat(clips[at : at + 6]) for at in range(0, len(clips) - 5, 6)], path)
+        save_grid([torch.cat(clips[at : at + 6]) for at in range(0, max(1, len(clips) - 5), 6)], path)
 
 
 class Probe:

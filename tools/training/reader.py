@@ -19,8 +19,11 @@ from tools.training.scenes import BOUNCES, EXTENT, Scene, ask_for, grid, outline
 CORNERS = (3, 4, 5)  # of a triangle, a square and a star
 STILL = 0.05  # a path that strays less from its middle than this, in heights, goes nowhere
 FEW = 8  # frames: from fewer only a straight way can be read
+REACH = 1.8  # of a shape, in radii of a circle of its area; a star's points have 1.7
 CELLS = 32  # rows and columns that a shape is compared on
 FREQUENCIES = 9  # of a pattern, from 0 up, in cycles a height
+# Of two patterns, as a cosine: places as they are drawn and coded have .83 and more, noise .67.
+ALIKE = 0.72
 NOTHING = "nothing"
 
 
@@ -99,7 +102,7 @@ def _normalise(mask: Tensor) -> Tensor:
     area = mask.sum()
     middle_y = (mask.sum(dim=1) @ (torch.arange(rows) + 0.5)) / area
     middle_x = (mask.sum(dim=0) @ (torch.arange(columns) + 0.5)) / area
-    reach = 1.8 * (area / math.pi).sqrt()  # a star's points reach 1.7
+    reach = REACH * (area / math.pi).sqrt()
     steps = torch.linspace(-1, 1, CELLS)
     y = 2 * (middle_y + reach * steps) / rows - 1
     x = 2 * (middle_x + reach * steps) / columns - 1
@@ -191,6 +194,9 @@ def _read_standing(mask: Tensor, count: Tensor) -> str:
 def _corner_waves(frame: Tensor) -> Tensor:
     """Return how strongly, and at which angle, a mask `[rows, columns]` has 3, 4 and 5 corners."""
     points = frame.nonzero().float()
+    # Without what lies farther away than any corner: stars of the sky, say.
+    away = (points - points.median(dim=0).values).norm(dim=1)
+    points = points[away < REACH * math.sqrt(len(points) / math.pi)]
     rows, columns = (points - points.mean(dim=0)).T
     distance, angle = torch.hypot(rows, columns), torch.atan2(rows, columns)
     far = (distance / distance.mean().clamp(min=1e-6)) ** 3
@@ -202,7 +208,10 @@ def _read_background(clip: Tensor, mask: Tensor) -> str:
     found = background_features(clip, mask)
     drawn = _drawn_backgrounds(clip.shape[2], clip.shape[3])
     by_colour = min(drawn, key=lambda name: float((found[0] - drawn[name][0]).norm()))
-    by_pattern = max(drawn, key=lambda name: float(found[1] @ drawn[name][1]))
+    likeness = {name: float(found[1] @ pattern) for name, (_, pattern) in drawn.items()}
+    by_pattern = max(likeness, key=lambda name: likeness[name])
+    if likeness[by_pattern] < ALIKE:
+        by_pattern = NOTHING
     return by_colour if by_colour == by_pattern else f"{by_pattern}, coloured as {by_colour}"
 
 

@@ -29,10 +29,15 @@ from tools.training.backgrounds import ASPECT, PAINTERS
 
 CLIP_FRAMES = 49  # one unit of time
 EXTENT = 1.18  # how many radii the farthest point of any shape is from its middle
-BOUNCES = 2.5  # in a clip
+BOUNCES = 2  # in a clip
 # Of spinning things in a clip: faster ones would turn by half of a star's symmetry, which looks
 # like standing still, between two code frames.
-TURNS = 0.75
+TURNS = 0.5
+CORNERS = {"circle": 0, "ring": 0, "triangle": 3, "square": 4, "star": 5}
+# What clips show, by what was learnt last: words of two things, bouncing and spinning.
+ALONE = 0.5  # of the scenes have one thing
+STRAIGHT = 0.5  # of the motions
+HARD = {"bounce": 2, "spin": 2}  # how much more often than the other motions that are not straight
 
 
 @dataclass(frozen=True)
@@ -115,16 +120,17 @@ def _draw_thing(chance: random.Random, motion: str, room: Room, shape: str | Non
 
 
 def _draw_motion(chance: random.Random) -> str:
-    straight = chance.random() < 0.7
-    return chance.choice(list(DIRECTIONS) if straight else OTHER_MOTIONS)
+    if chance.random() < STRAIGHT:
+        return chance.choice(list(DIRECTIONS))
+    return chance.choices(OTHER_MOTIONS, [HARD.get(motion, 1) for motion in OTHER_MOTIONS])[0]
 
 
 def draw_scene(chance: random.Random) -> Scene:
-    """Draw a scene for training: four in five have one thing, which is never a held-out
+    """Draw a scene for training: half of them have one thing, which is never a held-out
     combination; of two things the first is on the left, and each may be one."""
     background = chance.choice(list(BACKGROUNDS))
     phases = (chance.random(), chance.random(), chance.random())
-    if chance.random() < 0.8:
+    if chance.random() < ALONE:
         things: tuple[Thing, ...] = (_draw_thing(chance, _draw_motion(chance), WHOLE),)
         if is_held_out(things[0].colour, things[0].shape, things[0].motion, background):
             return draw_scene(chance)

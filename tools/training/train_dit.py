@@ -20,7 +20,7 @@ from tools.training.codes import STATISTICS_CLIPS, Pool, Statistics, measure_sta
 from tools.training.curriculum import STAGES, Gate, Kind, Stage
 from tools.training.guides import Guides, weigh
 from tools.training.measure import Probe, clean_first, measure
-from tools.training.start import begin, look_at_ends, optimisers, precision, true_times
+from tools.training.start import begin, look_at_ends, optimisers, precision, true_times, widen
 from tools.training.text import embed
 from tools.training.training import (
     Fact,
@@ -164,10 +164,12 @@ class Trainer:
         began = time.process_time()
         tools = averaged, self.tokenizer, self.vae, self.statistics
         found = measure(*tools, kind, strip)
+        half = replace(kind, clips=(kind.clips + 1) // 2)
+        two = measure(*tools, half, strip.with_stem(f"{strip.stem}-two"), about="two")
+        found |= {f"{name} of two": value for name, value in two.items()}
         if kind.frames > 1:
-            half = replace(kind, clips=(kind.clips + 1) // 2)
             strip = strip.with_stem(f"{strip.stem}-from-image")
-            given = measure(*tools, half, strip, from_image=True)
+            given = measure(*tools, half, strip, about="from image")
             found |= {f"{name} from image": value for name, value in given.items()}
             found |= self._probe.look(self.parts, self.tokenizer)
         took = time.process_time() - began
@@ -233,6 +235,9 @@ def train_dit(
         trainer.averaged.avg_fn = moving(stage.averaging)
         if stage.look_at_ends and trainer.step == 0:
             look_at_ends(trainer.transformer)
+        if stage.widen and trainer.step == 0:
+            widen(trainer.transformer)
+        if (stage.look_at_ends or stage.widen) and trainer.step == 0:
             trainer.averaged.n_averaged.zero_()  # the average begins anew
         while trainer.step < stage.steps:
             trainer.take_step(stage, bfloat16=bfloat16)

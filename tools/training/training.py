@@ -91,7 +91,8 @@ def load_resume(
     averaged: AveragedModel,
     optimisers: Sequence[torch.optim.Optimizer],
 ) -> dict[str, Any]:
-    """Read what `save_resume` wrote into the objects and return its facts."""
+    """Read what `save_resume` wrote into the objects and return its facts; parameters that are
+    newer than the file stay as they begin."""
     owners = {
         value: optimiser
         for optimiser in optimisers
@@ -107,7 +108,10 @@ def load_resume(
             moment, name = key.split("/", 1)
             if moment not in ("weight", "averaged"):
                 moments.setdefault(name, {})[moment] = file.get_tensor(key).float()
+        stored = set(file.keys())
         for name, value in module.named_parameters():
+            if f"weight/{name}" not in stored:
+                continue
             value.copy_(file.get_tensor(f"weight/{name}"))
             averages[name].copy_(file.get_tensor(f"averaged/{name}"))
             if name in moments:

@@ -14,10 +14,10 @@ from svoo.core.clustering import (
     centred,
     choose_implementation,
     first_alike,
-    from_sorted,
     start_centroids,
     update_centroids,
 )
+from svoo.core.far_field import find_moments
 from svoo.core.random import seeded
 from svoo.core.sorting import SortedLabels
 from svoo.core.validate import accumulation_dtype, inference_only
@@ -52,8 +52,11 @@ def k_means_labels(
     features = find_features(query, key, value, implementation=implementation)
     counts, initial = (query_clusters, key_clusters), None
     if old is not None:
-        before = from_sorted(*features, *old)
-        initial = before.query.centroids, before.key.centroids
+        query_means, key_means = (
+            find_moments(points, *side, by=by).mean
+            for points, side in zip(features, old, strict=True)
+        )
+        initial = query_means, key_means
     centroids = start_centroids(*features, *counts, iterations, initial, generator, check=False)
     sides = zip(features, centroids, strict=True)
     queries, keys = (_nearest(tokens, start, iterations, by) for tokens, start in sides)

@@ -30,6 +30,12 @@ def test_targets_say_where_things_are() -> None:
     assert wanted.motion[1, -1].tolist() == [0, 0, 0, 0, 1, 0]
     assert bool((wanted.place[0, :, 0, 0].diff() > 0).all())  # moves right
     assert bool((wanted.place[1, :, -1, 2].diff() > 0).all())  # grows
+    assert wanted.turn.shape == (2, 3, 20, 2)
+    assert bool((wanted.turn == torch.tensor([1.0, 0.0])).all())  # nothing turns
+    spins = ask_for("red", "star", "spin", "a wooden floor", random.Random(0))
+    angle = pose(spins.things[0], Clip(spins).times(FRAMES))[3]
+    turn = targets([Clip(spins)], FRAMES, CELLS).turn[0, :, 0]
+    torch.testing.assert_close(turn, torch.stack(((5 * angle).cos(), (5 * angle).sin()), dim=1))
     # What is covered lies around the thing's middle.
     x, _, radius, _ = pose(one.things[0], torch.tensor([0.5]))
     columns = wanted.cover[0, 1].mean(dim=(0, 2))

@@ -69,8 +69,9 @@ def test_prompts_are_measured_and_shown(
         found = measure(parts, make_tokenizer(), vae, STATISTICS, kind, strip)
         assert set(found) == questions
         assert strip.exists()
-    given = measure(parts, make_tokenizer(), vae, STATISTICS, kind, from_image=True)
-    assert set(given) == questions
+    for about in ("two", "from image"):
+        asked = measure(parts, make_tokenizer(), vae, STATISTICS, kind, about=about)
+        assert set(asked) == questions
 
 
 def test_left_out_frames_are_not_taken_for_neighbours() -> None:

@@ -11,6 +11,7 @@ from tools.training.start import (
     optimisers,
     precision,
     true_times,
+    widen,
 )
 
 
@@ -55,6 +56,19 @@ def test_heads_begin_as_windows_and_two_as_ends() -> None:
         over_frames = mass.unflatten(-1, (3, 48)).sum(dim=-1).mean(dim=0)
         assert int(over_frames.argmax()) == frame
         assert over_frames[frame] > 0.5
+
+
+def test_widened_heads_look_farther_and_the_others_as_before() -> None:
+    torch.manual_seed(0)
+    transformer = make_transformer()
+    begin(transformer)
+    codes = torch.randn(1, 16, 3, 6, 8)
+    before = first_attention(transformer, 0, codes, [0, 6, 12])[0]
+    widen(transformer)
+    after = first_attention(transformer, 0, codes, [0, 6, 12])[0]
+    torch.testing.assert_close(after[0], before[0])
+    entropy = [-(mass * mass.log()).sum(dim=-1).mean() for mass in (before[1], after[1])]
+    assert entropy[1] > entropy[0] + 0.1
 
 
 def test_kept_frames_are_seen_at_their_true_times() -> None:

@@ -56,7 +56,7 @@ def test_training_stops_at_a_gate_and_goes_on(
     resume = tmp_path / "out" / "resume.safetensors"
     assert resume.stat().st_size < 30 << 20
     assert bool((read_statistics(resume).spread > 0).all())
-    assert len(list((tmp_path / "out" / "strips").iterdir())) == 3
+    assert len(list((tmp_path / "out" / "strips").iterdir())) == 5
 
 
 def test_the_rate_rises_stays_and_falls() -> None:

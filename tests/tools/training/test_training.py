@@ -55,6 +55,21 @@ def test_resuming_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["resume.safetensors"]
 
 
+def test_parameters_that_are_newer_than_the_file_stay_as_they_begin(tmp_path: Path) -> None:
+    path = tmp_path / "resume.safetensors"
+    old, averaged, optimiser = setup()
+    train(old, averaged, optimiser, range(3))
+    parts = nn.ModuleDict({"old": old})
+    save_resume(path, parts, average(parts, 0.9), [optimiser], {"step": 3})
+    torch.manual_seed(1)
+    grown = nn.ModuleDict({"old": nn.Linear(3, 2), "new": nn.Linear(2, 2)})
+    begin = grown["new"].weight.clone()
+    again = torch.optim.AdamW(grown.parameters(), lr=0.1)
+    load_resume(path, grown, average(grown, 0.9), [again])
+    assert torch.equal(grown["old"].weight, old.weight)
+    assert torch.equal(grown["new"].weight, begin)
+
+
 def test_muon_resumes_too_and_averages_may_begin_anew(tmp_path: Path) -> None:
     path = tmp_path / "resume.safetensors"
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from svoo.kernels.cpp import DTYPES
 from svoo.kernels.cpp.build import load_library
-from svoo.kernels.cpp.threads import find_threads
+from svoo.kernels.cpp.threads import send_openmp_to_sleep
 
 
 class Tokens(ctypes.Structure):
@@ -157,8 +157,11 @@ def point_to(tokens: Tensor) -> Tokens:
 
 def run_kernel(name: str, dtype: torch.dtype, call: ctypes.Structure) -> None:
     """Let all threads run a kernel; each takes pieces of the work until none is left."""
-    kernel = getattr(load_library(), f"{name}_{DTYPES[dtype]}")
-    threads = find_threads(torch.get_num_threads())
-    threads.run(lambda _worker: kernel(ctypes.byref(call)), range(threads.size))
+    library = load_library()
+    kernel = getattr(library, f"{name}_{DTYPES[dtype]}")
+    threads = torch.get_num_threads()
+    if threads > 1:
+        send_openmp_to_sleep()
+    library.run_together(kernel, ctypes.byref(call), ctypes.c_int64(threads))
     if call.failures:
         raise MemoryError(f"no memory for a thread of the C++ kernel {name!r}")

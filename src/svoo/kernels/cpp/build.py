@@ -31,7 +31,7 @@ INSTRUCTIONS = {
     "AVX2": ("-mavx2", "-mfma"),
 }
 PAIRS = ("avx512_bf16", "-mavx512bf16")  # as Linux names it, and the compiler
-OPTIONS: tuple[str, ...] = ("-std=c++17", "-O3", "-shared", "-fPIC")
+OPTIONS: tuple[str, ...] = ("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread")
 _LONGEST = 300  # seconds that compiling may take; ten are usual
 _PATIENCE = 2.0  # seconds of compiling before the user is told
 _UNFINISHED = ".compiling-"

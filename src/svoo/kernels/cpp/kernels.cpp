@@ -1,7 +1,7 @@
 // The CPU's kernels: what Python calls, for each kind of number.
 //
-// Every entry point is called by all threads at once; each takes pieces of work until none is left,
-// and one that finds no memory counts itself in `failures`.
+// A kernel is called by all threads at once (`run_together`); each takes pieces of work until none is
+// left, and one that finds no memory counts itself in `failures`.
 
 #include <cmath>
 #include <cstdlib>
@@ -14,6 +14,7 @@
 #endif
 
 #include "calls.h"
+#include "crew.h"
 
 #pragma GCC visibility push(hidden)  // what is not exported is inlined and called directly
 #include "attention.h"
@@ -25,6 +26,9 @@
 #pragma GCC visibility pop
 
 extern "C" {
+void run_together(Kernel kernel, void *call, int64_t threads) {
+    own_crew().run(kernel, call, threads);
+}
 int has_bfloat16_products() { return HAS_BFLOAT16_PRODUCTS; }
 void powers_of_two(float *numbers, int64_t vectors) {  // for tests, in place
     for (int64_t i = 0; i < vectors * LANES; i += LANES)

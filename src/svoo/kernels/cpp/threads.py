@@ -48,7 +48,7 @@ class Threads:
 
         others = []
         if self._pool is not None:
-            _send_openmp_to_sleep()
+            send_openmp_to_sleep()
             others = [self._pool.submit(take_part, tool) for tool in tools[1:]]
         torch.set_num_threads(1)
         try:
@@ -82,7 +82,7 @@ def find_threads(size: int) -> Threads:
         return _started[key]
 
 
-def _send_openmp_to_sleep() -> None:
+def send_openmp_to_sleep() -> None:
     """End the calling thread's OpenMP threads; torch starts them anew when it needs them.
 
     After an operation they spin for some milliseconds, on the cores that the workers want.
