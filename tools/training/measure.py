@@ -144,7 +144,8 @@ def save_strip(clips: list[Tensor], path: Path) -> None:
     if len(clips[0]) > 1:
         save_grid(clips[:12], path, columns=min(5, len(clips[0])))
     else:
-        save_grid([torch.cat(clips[at : at + 6]) for at in range(0, max(1, len(clips) - 5), 6)], path)
+        starts = range(0, max(1, len(clips) - 5), 6)
+        save_grid([torch.cat(clips[at : at + 6]) for at in starts], path)
 
 
 class Probe:
