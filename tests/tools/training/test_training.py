@@ -63,11 +63,13 @@ def test_parameters_that_are_newer_than_the_file_stay_as_they_begin(tmp_path: Pa
     save_resume(path, parts, average(parts, 0.9), [optimiser], {"step": 3})
     torch.manual_seed(1)
     grown = nn.ModuleDict({"old": nn.Linear(3, 2), "new": nn.Linear(2, 2)})
-    begin = grown["new"].weight.clone()
+    new, known = grown["new"], grown["old"]
+    assert isinstance(new, nn.Linear) and isinstance(known, nn.Linear)
+    begin = new.weight.clone()
     again = torch.optim.AdamW(grown.parameters(), lr=0.1)
     load_resume(path, grown, average(grown, 0.9), [again])
-    assert torch.equal(grown["old"].weight, old.weight)
-    assert torch.equal(grown["new"].weight, begin)
+    assert torch.equal(known.weight, old.weight)
+    assert torch.equal(new.weight, begin)
 
 
 def test_muon_resumes_too_and_averages_may_begin_anew(tmp_path: Path) -> None:

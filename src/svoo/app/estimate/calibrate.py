@@ -149,26 +149,32 @@ def _time_sparse(
     heads, tokens = _timed_heads(model), _count(grid)
     sides = clustered_tokens(tokens, heads, model.head_dim, dtype, device)
 
-    def attend(config: MethodConfig) -> RunStats:
+    def attend(config: MethodConfig) -> tuple[RunStats, float]:
         session = Session(config, steps=1, layers=1, heads=heads)
+        wait_for(device)
+        start = time.perf_counter()
         session.attend(*sides, step=0, layer=0, layout=VideoLayout(*grid))
-        return session.stats()
+        wait_for(device)
+        took = time.perf_counter() - start
+        return session.stats(), took
 
     if isinstance(config, SVOOConfig):  # the tokens are not a video: keep it sparse all the same
         config = replace(config, densest=1.0, worst_error=1e6)
         if config.tolerance is not None:  # ... and as dense as one
             share = far_field_densities().at(config.tolerance, tokens)
             config = tune(
-                config, TOLERANCE_KNOB, share, lambda turned: attend(turned).density or 1.0
+                config, TOLERANCE_KNOB, share, lambda turned: attend(turned)[0].density or 1.0
             ).config
     runs: list[dict[str, float]] = []
     density: float | None = None
     for _ in range(_RUNS + 1):
-        stats = attend(config)
+        stats, took = attend(config)
         if stats.density is None:
             return None
         density = stats.density
-        runs.append(dict(stats.seconds))
+        planning = {phase: stats.seconds[phase] for phase in ("clustering", "selection")}
+        # What belongs to no phase (checks, counts) is a part of the call too.
+        runs.append(planning | {"attention": took - sum(planning.values())})
     assert density is not None
     usual = {phase: median(run[phase] for run in runs[1:]) for phase in runs[0]}
     work = count_work(config, model, grid, 1, min(1.0, max(density, 1e-6)))
