@@ -54,11 +54,13 @@ class Stage:
     gates: tuple[Gate, ...] = field(default=())
 
 
-LOOKS = {"shape": 0.2, "cover": 1.0, "place": 0.1, "turn": 0.0, "time": 0.0, "motion": 0.0}
-MOTION = {"shape": 0.1, "cover": 1.0, "place": 0.4, "turn": 0.0, "time": 0.5, "motion": 0.3}
-LATER = {"shape": 0.1, "cover": 1.0, "place": 0.4, "turn": 0.0, "time": 0.3, "motion": 0.2}
-# Words of two things, and turning: a guide of their own for what was missing at last.
-BOUND = {"shape": 0.3, "cover": 1.0, "place": 0.4, "turn": 0.3, "time": 0.2, "motion": 0.3}
+NEWER = {"turn": 0.0, "word": 0.0, "column": 0.0, "colour": 0.0}
+LOOKS = {"shape": 0.2, "cover": 1.0, "place": 0.1, "time": 0.0, "motion": 0.0, **NEWER}
+MOTION = {"shape": 0.1, "cover": 1.0, "place": 0.4, "time": 0.5, "motion": 0.3, **NEWER}
+LATER = {"shape": 0.1, "cover": 1.0, "place": 0.4, "time": 0.3, "motion": 0.2, **NEWER}
+# Guides for what was missing at last: which words belong to which thing, and turning.
+BOUND = {"shape": 0.3, "cover": 1.0, "place": 0.4, "time": 0.2, "motion": 0.3}
+BOUND |= {"turn": 0.3, "word": 0.5, "column": 0.3, "colour": 0.2}
 
 # Words, shapes and paths are learnt on the small grid, at 40 % of the price; full pictures go
 # along from the second stage on: on a grid that it has not seen the model draws no thing at all.

@@ -9,13 +9,14 @@ from diffusers import WanTransformer3DModel
 from torch import Tensor, nn
 from torch.nn import functional
 
-from svoo.mini.vocabulary import DIRECTIONS, OTHER_MOTIONS, SHAPES
+from svoo.mini.vocabulary import BACKGROUNDS, COLOURS, DIRECTIONS, OTHER_MOTIONS, SHAPES
 from tools.training.backgrounds import ASPECT
 from tools.training.codes import Clip
 from tools.training.curriculum import CODE_FRAMES
 from tools.training.scenes import CORNERS, cover, grid, near_things, pose
 
 FACTORS, PRODUCT = 2, 3  # the blocks that are listened to
+OWNERS = ("first", "second", "neither")  # of words
 THING_WEIGHT = 3.0  # how much more an error on or near a thing counts
 
 
@@ -32,18 +33,21 @@ class Targets:
     cover: Tensor  # [B, T, rows, columns, 4]
     near: Tensor  # [B, T, rows, columns], bool
     turn: Tensor  # [B, T, columns, 2]: cosine and sine of corners x angle
+    colour: Tensor  # [B, columns], an index
 
 
 def targets(clips: list[Clip], code_frames: list[int], cells: tuple[int, int]) -> Targets:
     """Work out what clips show."""
     rows, columns = cells
     right = (grid(rows, columns)[0].flatten() > ASPECT / 2).long()
-    shape, motion, place, covered, near, turn = [], [], [], [], [], []
+    shape, motion, place, covered, near, turn, colour = [], [], [], [], [], [], []
     for clip in clips:
         things = clip.scene.things
         owner = right if len(things) == 2 else torch.zeros_like(right)
         times = clip.times(code_frames)
         shape.append(torch.tensor([SHAPES.index(thing.shape) for thing in things])[owner])
+        colours = [list(COLOURS).index(thing.colour) for thing in things]
+        colour.append(torch.tensor(colours)[owner])
         motion.append(torch.stack([_motion(thing.motion) for thing in things])[owner])
         poses = [pose(thing, times) for thing in things]
         places = [
@@ -70,6 +74,7 @@ def targets(clips: list[Clip], code_frames: list[int], cells: tuple[int, int]) -
         torch.stack(covered),
         torch.stack(near),
         torch.stack(turn),
+        torch.stack(colour),
     )
 
 
@@ -92,6 +97,8 @@ class Guides(nn.Module):
         super().__init__()
         width = transformer.proj_out.in_features
         self.shape, self.cover = nn.Linear(width, len(SHAPES)), nn.Linear(width, 4)
+        self.colour, self.column = nn.Linear(width, len(COLOURS)), nn.Linear(width, 1)
+        self.word = nn.Linear(transformer.config.text_dim, len(OWNERS))
         self.time, self.motion = nn.Linear(width, 1), nn.Linear(width, 2 + len(OTHER_MOTIONS))
         self.place, self.turn = nn.Linear(width, 3), nn.Linear(width, 2)
         self._heard: dict[int, Tensor] = {}
@@ -113,8 +120,8 @@ class Guides(nn.Module):
         product = self._heard[PRODUCT].unflatten(1, cells)
         count = said.sum().clamp(min=1)
 
-        names = self.shape(factors).float().log_softmax(dim=-1).mean(dim=(1, 2))
-        unlikely = -names.gather(2, wanted.shape.unsqueeze(2)).mean(dim=(1, 2))
+        unlikely = _unlikely(self.shape(factors), wanted.shape)
+        columns_told = self.column(factors).float().squeeze(-1)
         place = (self.place(product).float() - wanted.place.unsqueeze(2)).square()
         place = place.mean(dim=(1, 2, 3, 4))
         turn = (self.turn(product).float() - wanted.turn.unsqueeze(2)).square()
@@ -125,6 +132,8 @@ class Guides(nn.Module):
             ),
             "place": (place * said).sum() / count,
             "turn": (turn.mean(dim=(1, 2, 3, 4)) * said).sum() / count,
+            "colour": (_unlikely(self.colour(factors), wanted.colour) * said).sum() / count,
+            "column": (columns_told - torch.linspace(-1.7, 1.7, columns)).square().mean(),
         }
         if len(code_frames) > 1:
             clock = 3 * (torch.tensor(code_frames) / (CODE_FRAMES - 1) - 0.5).view(1, -1, 1, 1)
@@ -133,6 +142,39 @@ class Guides(nn.Module):
             errors["time"] = (told - clock).square().mean()
             errors["motion"] = (motion.mean(dim=(1, 2, 3, 4)) * said).sum() / count
         return errors, place.detach()
+
+    def word_error(self, words: Tensor, captions: list[str]) -> Tensor:
+        """Return how unlikely it is, by states of words `[B, L, width]`, that each word belongs to
+        what it does."""
+        owners = [word_owners(caption) for caption in captions]
+        told = self.word(words).float()
+        picked = [told[number, : len(own)] for number, own in enumerate(owners)]
+        known = torch.tensor([OWNERS.index(owner) for own in owners for owner in own])
+        return functional.cross_entropy(torch.cat(picked), known) if len(known) else told.sum() * 0
+
+
+def word_owners(caption: str) -> list[str]:
+    """Say what each word of a caption is about: the first thing, the second, or neither."""
+    things, wheres = caption, {w for each in BACKGROUNDS.values() for w in each}
+    for background in BACKGROUNDS:
+        for where in sorted(wheres, key=len, reverse=True):
+            things = things.removesuffix(f" {where} {background}")
+    first, joined, second = things.partition(" while ")
+    counts = len(first.split()), 1 if joined else 0, len(second.split())
+    rest = len(caption.split()) - sum(counts)
+    return [
+        *["first"] * counts[0],
+        *["neither"] * counts[1],
+        *["second"] * counts[2],
+        *["neither"] * rest,
+    ]
+
+
+def _unlikely(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Return the mean over a clip's tokens of how unlikely the right answer of each column `[B,
+    columns]` is by logits `[B, T, rows, columns, answers]`: `[B]`."""
+    names = logits.float().log_softmax(dim=-1).mean(dim=(1, 2))
+    return -names.gather(2, wanted.unsqueeze(2)).mean(dim=(1, 2))
 
 
 def weigh(near: Tensor) -> Tensor:

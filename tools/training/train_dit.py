@@ -146,7 +146,8 @@ class Trainer:
                 noisy, timestep=timestep, encoder_hidden_states=words, return_dict=False
             )[0]
         flow = (weights * (velocity.float() - (batch.noise - batch.clean)).square()).mean()
-        return flow, *self.guides.errors(batch.targets, batch.code_frames, batch.said)
+        errors, places = self.guides.errors(batch.targets, batch.code_frames, batch.said)
+        return flow, errors | {"word": self.guides.word_error(words, batch.captions)}, places
 
     def _note(self, name: str, value: Tensor) -> None:
         before = self.running.get(name, value.item())

@@ -1,10 +1,10 @@
-from tools.training.curriculum import CODE_FRAMES, FULL, STAGES
+from tools.training.curriculum import CODE_FRAMES, FULL, NEWER, STAGES
 
 
 def test_stages_are_consistent() -> None:
     names = [stage.name for stage in STAGES]
     assert len(set(names)) == len(names)
-    guides = {"shape", "cover", "place", "turn", "time", "motion"}
+    guides = {"shape", "cover", "place", "time", "motion", *NEWER}
     for stage in STAGES:
         assert set(stage.guides) == guides
         assert all(1 <= kind.frames <= CODE_FRAMES for kind in stage.kinds)

@@ -4,11 +4,20 @@ import random
 import pytest
 import torch
 
-from svoo.mini.vocabulary import SHAPES
+from svoo.mini.vocabulary import COLOURS, SHAPES
 from tools.training.backgrounds import ASPECT
 from tools.training.build import make_transformer
 from tools.training.codes import Clip
-from tools.training.guides import FACTORS, PRODUCT, THING_WEIGHT, Guides, targets, weigh
+from tools.training.guides import (
+    FACTORS,
+    OWNERS,
+    PRODUCT,
+    THING_WEIGHT,
+    Guides,
+    targets,
+    weigh,
+    word_owners,
+)
 from tools.training.scenes import ask_for, ask_for_things, pose
 
 FRAMES, CELLS = [0, 6, 12], (12, 20)
@@ -25,6 +34,8 @@ def test_targets_say_where_things_are() -> None:
     assert wanted.place.shape == (2, 3, 20, 3)
     assert set(wanted.shape[0].tolist()) == {SHAPES.index("square")}
     assert wanted.shape[1].tolist() == [SHAPES.index("star")] * 10 + [SHAPES.index("ring")] * 10
+    blue, red = (list(COLOURS).index(name) for name in ("blue", "red"))
+    assert wanted.colour[1].tolist() == [red] * 10 + [blue] * 10
     assert wanted.motion[0, 0].tolist() == [1, 0, 0, 0, 0, 0]
     assert wanted.motion[1, 0].tolist() == [0, -1, 0, 0, 0, 0]
     assert wanted.motion[1, -1].tolist() == [0, 0, 0, 0, 1, 0]
@@ -82,6 +93,28 @@ def guides_of_a_picture(guides: Guides, scene: object) -> tuple[dict[str, torch.
     wanted = targets([Clip(scene)], [0], CELLS)  # type: ignore[arg-type]
     guides._heard |= dict.fromkeys((FACTORS, PRODUCT), torch.zeros(1, 240, 128))
     return guides.errors(wanted, [0], torch.ones(1))
+
+
+def test_words_belong_to_things() -> None:
+    one = "a red circle moves left in front of a brick wall"
+    two = "the red star spins while an orange ring moves up and left over a wooden floor"
+    assert word_owners(one) == ["first"] * 5 + ["neither"] * 6
+    assert word_owners(two) == ["first"] * 4 + ["neither"] + ["second"] * 7 + ["neither"] * 4
+    assert word_owners("") == []
+    guides = Guides(make_transformer())
+    with torch.no_grad():
+        guides.word.weight.zero_()
+        guides.word.bias.zero_()
+    states = torch.zeros(3, 20, 64)
+    found = guides.word_error(states, [one, two, ""])
+    assert found.item() == pytest.approx(math.log(len(OWNERS)))
+    with torch.no_grad():
+        guides.word.weight[:, :3] = 50 * torch.eye(3)
+    for number, caption in enumerate((one, two)):
+        for place, owner in enumerate(word_owners(caption)):
+            states[number, place, OWNERS.index(owner)] = 1
+    assert guides.word_error(states, [one, two, ""]).item() == pytest.approx(0, abs=1e-6)
+    assert guides.word_error(states, ["", "", ""]).item() == 0
 
 
 def test_errors_near_a_thing_weigh_more() -> None:
