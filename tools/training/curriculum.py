@@ -59,7 +59,7 @@ LOOKS = {"shape": 0.2, "cover": 1.0, "place": 0.1, "time": 0.0, "motion": 0.0, *
 MOTION = {"shape": 0.1, "cover": 1.0, "place": 0.4, "time": 0.5, "motion": 0.3, **NEWER}
 LATER = {"shape": 0.1, "cover": 1.0, "place": 0.4, "time": 0.3, "motion": 0.2, **NEWER}
 # Guides for what was missing at last: which words belong to which thing, and turning.
-BOUND = {"shape": 0.3, "cover": 1.0, "place": 0.4, "time": 0.2, "motion": 0.3}
+BOUND = {"shape": 0.6, "cover": 1.0, "place": 0.4, "time": 0.2, "motion": 0.3}
 BOUND |= {"turn": 0.3, "word": 0.5, "column": 0.3, "colour": 0.2}
 
 # Words, shapes and paths are learnt on the small grid, at 40 % of the price; full pictures go
@@ -170,26 +170,26 @@ STAGES = (
     ),
     Stage(
         "two things",  # from here on in half of the scenes; more bouncing and spinning
-        1_500,
+        2_000,
         (
-            Kind(FULL, 1, 8, 1.0),
+            Kind(FULL, 1, 8, 2.0),
             Kind(FULL, 2, 4, 0.3),
             Kind(FULL, 4, 2, 0.5),
             Kind(HALF, 7, 3, 0.2),
         ),
         rate=2.5e-3,
-        averaging=0.995,
+        averaging=0.99,
         guides=BOUND,
         high=(0.3, 0.85),
         measure_every=500,
         measured=Kind(FULL, 1, 36, 1.0),
         image_share=0.2,
         widen=True,
-        gates=(Gate(1_000, "shape of two", least=0.4),),
+        gates=(Gate(2_000, "shape of two", least=0.4),),
     ),
     Stage(
         "all of it",
-        800,
+        600,
         (
             Kind(FULL, 1, 8, 1.0),
             Kind(FULL, 4, 2, 0.6),
@@ -200,7 +200,7 @@ STAGES = (
         averaging=0.995,
         guides=BOUND,
         high=(0.3, 0.9),
-        measure_every=400,
+        measure_every=600,
         measured=Kind(HALF, 13, 12, 1.0),
         image_share=0.2,
         fall=0.7,
