@@ -36,7 +36,7 @@ class Batch:
 def draw_batch(stage: Stage, kind: Kind, pool: Pool, chance: random.Random) -> Batch:
     """Draw a batch from a pool, all by `chance`."""
     code_frames = pick_frames(kind.frames, chance)
-    codes, clips = pool.draw(kind.clips, chance)
+    codes, clips = pool.draw(kind.clips, chance, stage.favour)
     clean = codes[:, :, code_frames]
     said = torch.tensor([float(chance.random() >= CAPTION_DROPOUT) for _ in clips])
     captions = [clip.scene.caption if kept else "" for clip, kept in zip(clips, said, strict=True)]

@@ -52,6 +52,14 @@ class Clip:
         return (self.first_frame + (last - back).clamp(min=0)) / (CLIP_FRAMES - 1)
 
 
+def is_hard(clip: Clip) -> bool:
+    """Whether a clip shows what was learnt last: turning, or a star beside another thing."""
+    things = clip.scene.things
+    return any(
+        thing.motion == "spin" or (thing.shape == "star" and len(things) > 1) for thing in things
+    )
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Mean and spread of an autoencoder's codes, `[1, 16, 1, 1, 1]` each."""
@@ -112,14 +120,20 @@ class Pool:
             self._read(number)
         self.next = max([begin, *(number + 1 for number in kept)])
 
-    def draw(self, count: int, chance: random.Random) -> tuple[Tensor, list[Clip]]:
+    def draw(
+        self, count: int, chance: random.Random, favour: float = 0.0
+    ) -> tuple[Tensor, list[Clip]]:
         """Return codes `[count, 16, frames, rows, columns]` and what they show, after growing if
-        it is time to."""
+        it is time to; a share `favour` of them is hard."""
         while len(self.codes) < self.supply.first or self._uses >= self.supply.every:
             self._grow()
             self._uses = 0
         self._uses += 1
-        picked = [chance.randrange(len(self.clips)) for _ in range(count)]
+        hard = [number for number, clip in enumerate(self.clips) if is_hard(clip)] or [0]
+        picked = [
+            chance.choice(hard) if chance.random() < favour else chance.randrange(len(self.clips))
+            for _ in range(count)
+        ]
         size = self.supply.together
         codes = torch.stack([self.codes[number // size][number % size] for number in picked])
         return codes.float(), [self.clips[number] for number in picked]

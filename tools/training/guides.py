@@ -15,7 +15,7 @@ from tools.training.codes import Clip
 from tools.training.curriculum import CODE_FRAMES
 from tools.training.scenes import CORNERS, cover, grid, near_things, pose
 
-FACTORS, PRODUCT = 2, 3  # the blocks that are listened to
+FACTORS, PRODUCT, DRAWN = 2, 3, 4  # the blocks that are listened to
 OWNERS = ("first", "second", "neither")  # of words
 THING_WEIGHT = 3.0  # how much more an error on or near a thing counts
 
@@ -32,7 +32,8 @@ class Targets:
     place: Tensor  # [B, T, columns, 3]: x and y in fifths of a height, and radius
     cover: Tensor  # [B, T, rows, columns, 4]
     near: Tensor  # [B, T, rows, columns], bool
-    turn: Tensor  # [B, T, columns, 2]: cosine and sine of corners x angle
+    angle: Tensor  # [B, T, columns, 2]: cosine and sine
+    turn: Tensor  # the same of corners x angle: what is to be seen of it
     colour: Tensor  # [B, columns], an index
 
 
@@ -40,7 +41,7 @@ def targets(clips: list[Clip], code_frames: list[int], cells: tuple[int, int]) -
     """Work out what clips show."""
     rows, columns = cells
     right = (grid(rows, columns)[0].flatten() > ASPECT / 2).long()
-    shape, motion, place, covered, near, turn, colour = [], [], [], [], [], [], []
+    shape, motion, place, covered, near, angle, turn, colour = ([] for _ in range(8))
     for clip in clips:
         things = clip.scene.things
         owner = right if len(things) == 2 else torch.zeros_like(right)
@@ -55,12 +56,10 @@ def targets(clips: list[Clip], code_frames: list[int], cells: tuple[int, int]) -
             for x, y, radius, _ in poses
         ]
         place.append(torch.stack(places, dim=1)[:, owner])
-        phases = [
-            CORNERS[thing.shape] * angle
-            for thing, (_, _, _, angle) in zip(things, poses, strict=True)
-        ]
-        turns = [torch.stack((phase.cos(), phase.sin()), dim=-1) for phase in phases]
-        turn.append(torch.stack(turns, dim=1)[:, owner])
+        angles = torch.stack([turned for _, _, _, turned in poses], dim=1)
+        corners = torch.tensor([float(CORNERS[thing.shape]) for thing in things])
+        for kept, phase in ((angle, angles), (turn, corners * angles)):
+            kept.append(torch.stack((phase.cos(), phase.sin()), dim=-1)[:, owner])
         covered.append(cover(clip.scene, times, rows, columns))
         begins = clip.times(code_frames, back=3)
         near.append(
@@ -73,6 +72,7 @@ def targets(clips: list[Clip], code_frames: list[int], cells: tuple[int, int]) -
         torch.stack(place),
         torch.stack(covered),
         torch.stack(near),
+        torch.stack(angle),
         torch.stack(turn),
         torch.stack(colour),
     )
@@ -86,7 +86,8 @@ def _motion(name: str) -> Tensor:
 
 class Guides(nn.Module):
     """Say shape, cover of the token, and the two factors of a path, time and motion, in one block;
-    their product, the place and turn in the token's frame, in the next.
+    their product, the place and angle in the token's frame, in the next; how far that turns the
+    outline in the one after it.
 
     Without them motion words are not learnt: a path is direction times time, a product with no
     gradient while both are missing.
@@ -100,9 +101,10 @@ class Guides(nn.Module):
         self.colour, self.column = nn.Linear(width, len(COLOURS)), nn.Linear(width, 1)
         self.word = nn.Linear(transformer.config.text_dim, len(OWNERS))
         self.time, self.motion = nn.Linear(width, 1), nn.Linear(width, 2 + len(OTHER_MOTIONS))
-        self.place, self.turn = nn.Linear(width, 3), nn.Linear(width, 2)
+        self.place = nn.Linear(width, 3)
+        self.angle, self.turn = nn.Linear(width, 2), nn.Linear(width, 2)
         self._heard: dict[int, Tensor] = {}
-        for number in (FACTORS, PRODUCT):
+        for number in (FACTORS, PRODUCT, DRAWN):
             transformer.blocks[number].register_forward_hook(
                 lambda _block, _inputs, state, number=number: self._heard.update({number: state})
             )
@@ -124,13 +126,16 @@ class Guides(nn.Module):
         columns_told = self.column(factors).float().squeeze(-1)
         place = (self.place(product).float() - wanted.place.unsqueeze(2)).square()
         place = place.mean(dim=(1, 2, 3, 4))
-        turn = (self.turn(product).float() - wanted.turn.unsqueeze(2)).square()
+        drawn = self._heard[DRAWN].unflatten(1, cells)
+        angle = (self.angle(product).float() - wanted.angle.unsqueeze(2)).square()
+        turn = (self.turn(drawn).float() - wanted.turn.unsqueeze(2)).square()
         errors = {
             "shape": (unlikely * said).sum() / count,
             "cover": functional.binary_cross_entropy_with_logits(
                 self.cover(factors).float(), wanted.cover
             ),
             "place": (place * said).sum() / count,
+            "angle": (angle.mean(dim=(1, 2, 3, 4)) * said).sum() / count,
             "turn": (turn.mean(dim=(1, 2, 3, 4)) * said).sum() / count,
             "colour": (_unlikely(self.colour(factors), wanted.colour) * said).sum() / count,
             "column": (columns_told - torch.linspace(-1.7, 1.7, columns)).square().mean(),

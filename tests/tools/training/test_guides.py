@@ -9,6 +9,7 @@ from tools.training.backgrounds import ASPECT
 from tools.training.build import make_transformer
 from tools.training.codes import Clip
 from tools.training.guides import (
+    DRAWN,
     FACTORS,
     OWNERS,
     PRODUCT,
@@ -45,8 +46,10 @@ def test_targets_say_where_things_are() -> None:
     assert bool((wanted.turn == torch.tensor([1.0, 0.0])).all())  # nothing turns
     spins = ask_for("red", "star", "spin", "a wooden floor", random.Random(0))
     angle = pose(spins.things[0], Clip(spins).times(FRAMES))[3]
-    turn = targets([Clip(spins)], FRAMES, CELLS).turn[0, :, 0]
-    torch.testing.assert_close(turn, torch.stack(((5 * angle).cos(), (5 * angle).sin()), dim=1))
+    found = targets([Clip(spins)], FRAMES, CELLS)
+    for shown, phase in ((found.angle, angle), (found.turn, 5 * angle)):
+        expected = torch.stack((phase.cos(), phase.sin()), dim=1)
+        torch.testing.assert_close(shown[0, :, 0], expected)
     # What is covered lies around the thing's middle.
     x, _, radius, _ = pose(one.things[0], torch.tensor([0.5]))
     columns = wanted.cover[0, 1].mean(dim=(0, 2))
@@ -64,7 +67,7 @@ def test_guides_that_know_have_no_error_and_dropped_captions_do_not_count() -> N
     for parameter in guides.parameters():
         torch.nn.init.zeros_(parameter)
     state = torch.zeros(2, 3 * 12 * 20, 128)
-    guides._heard |= {FACTORS: state, PRODUCT: state}
+    guides._heard |= dict.fromkeys((FACTORS, PRODUCT, DRAWN), state)
     errors, places = guides.errors(wanted, FRAMES, torch.tensor([1.0, 0.0]))
     assert errors["shape"].item() == pytest.approx(math.log(len(SHAPES)))
     assert errors["cover"].item() == pytest.approx(math.log(2))
@@ -80,7 +83,7 @@ def test_guides_that_know_have_no_error_and_dropped_captions_do_not_count() -> N
     known = wanted.place.unsqueeze(2).expand(-1, -1, 12, -1, -1).flatten(1, 3)
     state = torch.cat((known, torch.zeros(2, 720, 125)), dim=-1)
     state[1] += 5
-    guides._heard |= {FACTORS: state, PRODUCT: state}
+    guides._heard |= dict.fromkeys((FACTORS, PRODUCT, DRAWN), state)
     errors, places = guides.errors(wanted, FRAMES, torch.tensor([1.0, 0.0]))
     for name in ("shape", "place", "motion"):
         assert errors[name].item() == pytest.approx(0, abs=1e-6), name
@@ -91,7 +94,7 @@ def test_guides_that_know_have_no_error_and_dropped_captions_do_not_count() -> N
 
 def guides_of_a_picture(guides: Guides, scene: object) -> tuple[dict[str, torch.Tensor], object]:
     wanted = targets([Clip(scene)], [0], CELLS)  # type: ignore[arg-type]
-    guides._heard |= dict.fromkeys((FACTORS, PRODUCT), torch.zeros(1, 240, 128))
+    guides._heard |= dict.fromkeys((FACTORS, PRODUCT, DRAWN), torch.zeros(1, 240, 128))
     return guides.errors(wanted, [0], torch.ones(1))
 
 
