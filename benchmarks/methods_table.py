@@ -16,7 +16,7 @@ from rich.table import Table
 from svoo import MethodConfig
 from svoo.methods.warm_up import fraction_of
 
-FASTER = "tolerance x 4"  # twice that of fast
+FASTER = "twice fast"  # with twice the tolerance of fast
 OURS = ("svoo", "fast", "careful", FASTER)
 PAPER = "paper"
 GOOD = 30.0  # dB

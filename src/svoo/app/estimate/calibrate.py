@@ -33,6 +33,7 @@ _GRIDS = {"cuda": ((8, 32, 32), (16, 32, 32)), "cpu": ((8, 12, 16), (12, 18, 20)
 _HEADS = 4  # that sparse and dense attention are timed with: the rate is the same for more
 _FEW = 64  # tokens of a layer that takes no longer than its calls do
 _LAYER = {"cuda": 2e13, "cpu": 4e10}  # FLOP of the layer that is timed, at most
+_WARM = 0.3  # seconds of calls before any is timed: a process asks for memory at first
 _RUNS = 7  # whose median counts: the least of them is not what a loop of hundreds takes
 _NO_LINK = 32e9  # bytes/s between GPUs of one machine where nothing is known: PCIe 4
 
@@ -49,7 +50,8 @@ def measure_rates(
     with torch.inference_mode():
         attend = _dense_call(model, device, dtype, _count(large))
         attention = _dense_work(model, _count(large)) / _seconds(attend, device)
-        layer = _time_layer(model, device, dtype, _count(large), _LAYER[kind], attend)
+        # Of the size of a video: a smaller layer finds more of its numbers in the cache.
+        layer = _time_layer(model, device, dtype, 2 * _count(large), _LAYER[kind], attend)
         sparse = None
         if not isinstance(config, DenseConfig):
             points = [_time_sparse(model, device, dtype, config, grid) for grid in (small, large)]
@@ -214,9 +216,10 @@ def _line_or_free(small: tuple[float, float], large: tuple[float, float]) -> Lin
 def _seconds(
     call: Callable[[], Tensor], device: torch.device, before: Callable[[], object] | None = None
 ) -> float:
-    """Return the median time of a call after one that warms up, each after `before`."""
-    found = []
-    for _ in range(_RUNS + 1):
+    """Return the median time of a call after some that warm up, each after `before`."""
+    found: list[float] = []
+    warm_up = 0
+    while not warm_up or len(found) < warm_up + _RUNS:
         if before is not None:
             before()
         wait_for(device)
@@ -224,7 +227,9 @@ def _seconds(
         call()
         wait_for(device)
         found.append(time.perf_counter() - start)
-    return median(found[1:])
+        if not warm_up and sum(found) > _WARM:
+            warm_up = len(found)
+    return median(found[warm_up:])
 
 
 def _count(grid: tuple[int, int, int]) -> int:
