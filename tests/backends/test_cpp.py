@@ -238,7 +238,10 @@ def test_a_thread_without_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     def attend(pointer: Any) -> None:
         pointer._obj.failures += 1
 
-    monkeypatch.setattr(bindings, "load_library", lambda: SimpleNamespace(pack_float32=attend))
+    library = SimpleNamespace(
+        pack_float32=attend, run_together=lambda kernel, call, _threads: kernel(call)
+    )
+    monkeypatch.setattr(bindings, "load_library", lambda: library)
     case = Case(1, 1, 20, 20, 8, 2, 3, seed=0)
     with pytest.raises(MemoryError, match="the C\\+\\+ kernel 'pack'"):
         run_plan(*case.tokens(), case.plan(compensate=False), backend="cpp")

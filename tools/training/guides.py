@@ -41,7 +41,9 @@ def targets(clips: list[Clip], code_frames: list[int], cells: tuple[int, int]) -
     """Work out what clips show."""
     rows, columns = cells
     right = (grid(rows, columns)[0].flatten() > ASPECT / 2).long()
-    shape, motion, place, covered, near, angle, turn, colour = ([] for _ in range(8))
+    shape, motion, place, covered, near, colour = [], [], [], [], [], []
+    angle: list[Tensor] = []
+    turn: list[Tensor] = []
     for clip in clips:
         things = clip.scene.things
         owner = right if len(things) == 2 else torch.zeros_like(right)

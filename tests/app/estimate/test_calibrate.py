@@ -73,14 +73,14 @@ def test_a_layer_is_timed_after_an_attention_call(monkeypatch: pytest.MonkeyPatc
 
 
 def test_attention_and_layers_of_two_sizes_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = (count_forward(MINI, tokens).linear / MINI.layers for tokens in (64, 256))
+    few, many = (count_forward(MINI, tokens).linear / MINI.layers for tokens in (64, 512))
     shapes = pretend(monkeypatch, [0.5, 0.1 + few / 1e9, 0.1 + many / 1e9])
     found = measure_rates(MINI, CPU, DENSE)
     heads, size = MINI.heads, MINI.head_dim
     assert found.attention == pytest.approx(4 * 256**2 * heads * size / 0.5)
     assert (found.linear, found.layer_seconds) == pytest.approx((1e9, 0.1))
     width = heads * size
-    assert shapes == [f"(1, {heads}, 256, {size})", f"(1, 64, {width})", f"(1, 256, {width})"]
+    assert shapes == [f"(1, {heads}, 256, {size})", f"(1, 64, {width})", f"(1, 512, {width})"]
     assert found.memory > 0 and found.sparse is None and "calibrated here" in found.source
 
 
@@ -99,7 +99,7 @@ def test_a_machine_that_keeps_to_its_rates_is_told_exactly(
 ) -> None:
     """What `benchmarks/estimate.py` does on a real machine, with pretended timings."""
     attention, linear, fixed = 3e10, 5e10, 0.002
-    few, many = (count_forward(MINI, tokens).linear / MINI.layers for tokens in (64, 256))
+    few, many = (count_forward(MINI, tokens).linear / MINI.layers for tokens in (64, 512))
     width, wider = MINI.heads * MINI.head_dim, find_architecture(MINI).feed_forward
     times = [4 * 256**2 * width / attention, fixed + few / linear, fixed + many / linear]
     pretend(monkeypatch, times)

@@ -35,8 +35,8 @@ class SVOOConfig(MethodConfig):
     the steps, which decide what the video will show, a quarter of it counts. Left-out key blocks
     fall into `groups` groups that share one term where that errs by less than the tolerance (0:
     none do). A layer stays dense, and the summary says why, if its first sparse call would compute
-    more than the share `densest` of the pairs, or if that call's output is further than
-    `worst_error` from the dense one.
+    more than the share `densest` of the pairs, or if the output of that call, or of the first
+    after the careful start, is further than `worst_error` from the dense one.
 
     **By mass**, as in the paper: give `mass`, the softmax probability that kept blocks must cover
     (the paper's tau). Budgets, the fractions that a profile measured, decide with it. A head whose
@@ -60,7 +60,7 @@ class SVOOConfig(MethodConfig):
     careful_start: float = 0.1
     groups: int = 8
     densest: float = 0.6
-    worst_error: float = 0.25
+    worst_error: float = 0.2
     mass: float | None = None
     theta: float = 0.1
     dense_steps: int | float = 0

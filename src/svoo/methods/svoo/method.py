@@ -29,7 +29,7 @@ class SVOOMethod:
         self.budgets = find_budgets(config, run)
         self._states: dict[tuple[int, int, str, int, int], LabelState] = {}
         self._looked_at: set[tuple[int, int]] = set()
-        self._judged: set[tuple[int, int]] = set()
+        self._judged: set[tuple[int, int, float]] = set()
         self._waiting: dict[tuple[str, int, int], dict[int, Tensor]] = {}
         self._too_dense: dict[tuple[int, int], Dense] = {}
 
@@ -83,15 +83,19 @@ class SVOOMethod:
         return plan
 
     def judge(self, call: Call, squared_error: Tensor) -> Dense | None:
-        """Return dense for a layer whose first sparse output was too far from the dense one: what
-        is small for the tolerance may be much of a small output. `squared_error` `[H]`."""
+        """Return dense for a layer whose first sparse output at a tolerance, the smaller one of
+        the start or its own, was too far from the dense one: what is small for it may be
+        much of a small output. `squared_error` `[H]`."""
         layer = call.stage, call.layer
-        if self.config.tolerance is None or layer in self._judged:
+        if self.config.tolerance is None:
+            return None
+        case = *layer, self.config.tolerance_at(call.step, self.run.steps)
+        if case in self._judged:
             return None
         errors = self._of_all_heads("error", call, squared_error)
         if errors is None:
             return None
-        self._judged.add(layer)  # once per layer and video: it waits for the device
+        self._judged.add(case)  # twice per layer and video: it waits for the device
         error = float(errors.mean().sqrt())
         if error <= self.config.worst_error:
             return None
