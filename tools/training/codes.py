@@ -52,6 +52,15 @@ class Clip:
         return (self.first_frame + (last - back).clamp(min=0)) / (CLIP_FRAMES - 1)
 
 
+def draw_picture(chance: random.Random) -> Clip:
+    """Draw a picture of a scene at any time; of one in which something spins its first frame:
+    captions of pictures say nothing of motion, so things that nobody said were turned would teach
+    outlines that are the mean of all turns."""
+    scene = draw_scene(chance)
+    spins = any(thing.motion == "spin" for thing in scene.things)
+    return Clip(scene, 0 if spins else chance.randint(0, CLIP_FRAMES - 1))
+
+
 def is_hard(clip: Clip) -> bool:
     """Whether a clip shows what was learnt last: turning, or a star beside another thing."""
     things = clip.scene.things
@@ -157,8 +166,10 @@ class Pool:
         chances = [
             random.Random(f"{self.name} {first + clip}") for clip in range(self.supply.together)
         ]
-        last = CLIP_FRAMES - 1 if self.frames == 1 else 0
-        return [Clip(draw_scene(chance), chance.randint(0, last)) for chance in chances]
+        return [
+            Clip(draw_scene(chance)) if self.frames > 1 else draw_picture(chance)
+            for chance in chances
+        ]
 
 
 @torch.no_grad()

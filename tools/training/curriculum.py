@@ -55,14 +55,14 @@ class Stage:
     gates: tuple[Gate, ...] = field(default=())
 
 
-NEWER = dict.fromkeys(("angle", "turn", "word", "column", "colour"), 0.0)
+NEWER = dict.fromkeys(("turn", "word", "column", "colour"), 0.0)
 LOOKS = {"shape": 0.2, "cover": 1.0, "place": 0.1, "time": 0.0, "motion": 0.0, **NEWER}
 MOTION = {"shape": 0.1, "cover": 1.0, "place": 0.4, "time": 0.5, "motion": 0.3, **NEWER}
 LATER = {"shape": 0.1, "cover": 1.0, "place": 0.4, "time": 0.3, "motion": 0.2, **NEWER}
 # Guides for what was missing at last: which words belong to which thing, and turning.
 BOUND = {"shape": 0.6, "cover": 1.0, "place": 0.4, "time": 0.2, "motion": 0.3}
-BOUND |= {"angle": 0.0, "turn": 0.3, "word": 0.5, "column": 0.3, "colour": 0.2}
-TURNING = BOUND | {"angle": 1.0, "turn": 1.0}
+BOUND |= {"turn": 0.3, "word": 0.5, "column": 0.3, "colour": 0.2}
+TURNING = BOUND | {"turn": 1.0}
 
 # Words, shapes and paths are learnt on the small grid, at 40 % of the price; full pictures go
 # along from the second stage on: on a grid that it has not seen the model draws no thing at all.
@@ -225,5 +225,24 @@ STAGES = (
         image_share=0.15,
         fall=0.6,
         favour=0.6,
+    ),
+    Stage(
+        "by a corner",  # from here on spinning things turn by one corner, and pictures show none
+        1_400,
+        (
+            Kind(FULL, 1, 8, 0.6),
+            Kind(FULL, 4, 2, 0.8),
+            Kind(HALF, 13, 2, 0.6),
+            Kind(FULL, 13, 1, 0.8),
+        ),
+        rate=2e-3,
+        averaging=0.995,
+        guides=TURNING,
+        high=(0.3, 0.9),
+        measure_every=700,
+        measured=Kind(HALF, 13, 12, 1.0),
+        image_share=0.15,
+        fall=0.5,
+        favour=0.5,
     ),
 )

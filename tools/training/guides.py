@@ -15,7 +15,7 @@ from tools.training.codes import Clip
 from tools.training.curriculum import CODE_FRAMES
 from tools.training.scenes import CORNERS, cover, grid, near_things, pose
 
-FACTORS, PRODUCT, DRAWN = 2, 3, 4  # the blocks that are listened to
+FACTORS, PRODUCT = 2, 3  # the blocks that are listened to
 OWNERS = ("first", "second", "neither")  # of words
 THING_WEIGHT = 3.0  # how much more an error on or near a thing counts
 
@@ -32,8 +32,7 @@ class Targets:
     place: Tensor  # [B, T, columns, 3]: x and y in fifths of a height, and radius
     cover: Tensor  # [B, T, rows, columns, 4]
     near: Tensor  # [B, T, rows, columns], bool
-    angle: Tensor  # [B, T, columns, 2]: cosine and sine
-    turn: Tensor  # the same of corners x angle: what is to be seen of it
+    turn: Tensor  # [B, T, columns, 2]: cosine and sine of how far it is turned, of one corner
     colour: Tensor  # [B, columns], an index
 
 
@@ -41,9 +40,7 @@ def targets(clips: list[Clip], code_frames: list[int], cells: tuple[int, int]) -
     """Work out what clips show."""
     rows, columns = cells
     right = (grid(rows, columns)[0].flatten() > ASPECT / 2).long()
-    shape, motion, place, covered, near, colour = [], [], [], [], [], []
-    angle: list[Tensor] = []
-    turn: list[Tensor] = []
+    shape, motion, place, covered, near, turn, colour = [], [], [], [], [], [], []
     for clip in clips:
         things = clip.scene.things
         owner = right if len(things) == 2 else torch.zeros_like(right)
@@ -59,9 +56,8 @@ def targets(clips: list[Clip], code_frames: list[int], cells: tuple[int, int]) -
         ]
         place.append(torch.stack(places, dim=1)[:, owner])
         angles = torch.stack([turned for _, _, _, turned in poses], dim=1)
-        corners = torch.tensor([float(CORNERS[thing.shape]) for thing in things])
-        for kept, phase in ((angle, angles), (turn, corners * angles)):
-            kept.append(torch.stack((phase.cos(), phase.sin()), dim=-1)[:, owner])
+        phase = angles * torch.tensor([CORNERS.get(thing.shape, 0) for thing in things])
+        turn.append(torch.stack((phase.cos(), phase.sin()), dim=-1)[:, owner])
         covered.append(cover(clip.scene, times, rows, columns))
         begins = clip.times(code_frames, back=3)
         near.append(
@@ -74,7 +70,6 @@ def targets(clips: list[Clip], code_frames: list[int], cells: tuple[int, int]) -
         torch.stack(place),
         torch.stack(covered),
         torch.stack(near),
-        torch.stack(angle),
         torch.stack(turn),
         torch.stack(colour),
     )
@@ -88,8 +83,7 @@ def _motion(name: str) -> Tensor:
 
 class Guides(nn.Module):
     """Say shape, cover of the token, and the two factors of a path, time and motion, in one block;
-    their product, the place and angle in the token's frame, in the next; how far that turns the
-    outline in the one after it.
+    their product, the place and turn in the token's frame, in the next.
 
     Without them motion words are not learnt: a path is direction times time, a product with no
     gradient while both are missing.
@@ -104,9 +98,9 @@ class Guides(nn.Module):
         self.word = nn.Linear(transformer.config.text_dim, len(OWNERS))
         self.time, self.motion = nn.Linear(width, 1), nn.Linear(width, 2 + len(OTHER_MOTIONS))
         self.place = nn.Linear(width, 3)
-        self.angle, self.turn = nn.Linear(width, 2), nn.Linear(width, 2)
+        self.turn = nn.Linear(width, 2)
         self._heard: dict[int, Tensor] = {}
-        for number in (FACTORS, PRODUCT, DRAWN):
+        for number in (FACTORS, PRODUCT):
             transformer.blocks[number].register_forward_hook(
                 lambda _block, _inputs, state, number=number: self._heard.update({number: state})
             )
@@ -128,16 +122,13 @@ class Guides(nn.Module):
         columns_told = self.column(factors).float().squeeze(-1)
         place = (self.place(product).float() - wanted.place.unsqueeze(2)).square()
         place = place.mean(dim=(1, 2, 3, 4))
-        drawn = self._heard[DRAWN].unflatten(1, cells)
-        angle = (self.angle(product).float() - wanted.angle.unsqueeze(2)).square()
-        turn = (self.turn(drawn).float() - wanted.turn.unsqueeze(2)).square()
+        turn = (self.turn(product).float() - wanted.turn.unsqueeze(2)).square()
         errors = {
             "shape": (unlikely * said).sum() / count,
             "cover": functional.binary_cross_entropy_with_logits(
                 self.cover(factors).float(), wanted.cover
             ),
             "place": (place * said).sum() / count,
-            "angle": (angle.mean(dim=(1, 2, 3, 4)) * said).sum() / count,
             "turn": (turn.mean(dim=(1, 2, 3, 4)) * said).sum() / count,
             "colour": (_unlikely(self.colour(factors), wanted.colour) * said).sum() / count,
             "column": (columns_told - torch.linspace(-1.7, 1.7, columns)).square().mean(),

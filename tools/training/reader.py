@@ -185,10 +185,10 @@ def _read_standing(mask: Tensor, count: Tensor) -> str:
         return "grow"
     # k corners make a k-fold wave around the middle, whose phase turns k times as fast.
     waves = torch.stack([_corner_waves(frame) for frame in mask])
-    corners = int(waves.abs().mean(dim=0).argmax())
-    steps = (waves[1:, corners] * waves[:-1, corners].conj()).angle()
-    turns = float(steps.sum()) / (2 * math.pi) / CORNERS[corners]
-    return "spin" if abs(turns) > 0.3 else "still"
+    strongest = int(waves.abs().mean(dim=0).argmax())
+    steps = (waves[1:, strongest] * waves[:-1, strongest].conj()).angle()
+    turned = float(steps.sum()) / (2 * math.pi)  # by so many corners
+    return "spin" if abs(turned) > 0.6 else "still"
 
 
 def _corner_waves(frame: Tensor) -> Tensor:

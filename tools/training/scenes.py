@@ -30,10 +30,9 @@ from tools.training.backgrounds import ASPECT, PAINTERS
 CLIP_FRAMES = 49  # one unit of time
 EXTENT = 1.18  # how many radii the farthest point of any shape is from its middle
 BOUNCES = 2  # in a clip
-# Of spinning things in a clip: faster ones would turn by half of a star's symmetry, which looks
-# like standing still, between two code frames.
-TURNS = 0.5
-CORNERS = {"circle": 0, "ring": 0, "triangle": 3, "square": 4, "star": 5}
+# A spinning thing turns by one corner in a clip, until it looks as it did: how far it has come on
+# that way depends on the time alone, whatever its shape is.
+CORNERS = {"triangle": 3, "square": 4, "star": 5}
 # What clips show, by what was learnt last: words of two things, bouncing and spinning.
 ALONE = 0.5  # of the scenes have one thing
 STRAIGHT = 0.5  # of the motions
@@ -229,7 +228,7 @@ def pose(thing: Thing, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     elif thing.motion == "grow":
         radius = radius * (0.6 + 0.85 * time)
     elif thing.motion == "spin":
-        turn = 2 * math.pi * TURNS * time
+        turn = 2 * math.pi * time / CORNERS.get(thing.shape, 1)
     return x, y, radius, turn
 
 
@@ -273,7 +272,8 @@ def outline(shape: str, x: Tensor, y: Tensor) -> Tensor:
     if shape == "square":
         return torch.maximum(x.abs(), y.abs()) - 0.85
     if shape == "triangle":
-        return torch.maximum(y - 0.65, 0.9 * x.abs() - 0.436 * y - 0.5)
+        # With equal sides: turned by one corner it looks as it did.
+        return torch.maximum(y, math.sqrt(0.75) * x.abs() - y / 2) - EXTENT / 2
     if shape == "ring":
         return (length - 0.74).abs() - 0.26
     # A five-pointed star: fold the angle into one point and measure to its edge.

@@ -6,7 +6,14 @@ import torch
 
 from tools.training import codes as codes_module
 from tools.training.build import make_vae
-from tools.training.codes import Clip, Pool, Statistics, Supply, measure_statistics
+from tools.training.codes import (
+    Clip,
+    Pool,
+    Statistics,
+    Supply,
+    draw_picture,
+    measure_statistics,
+)
 from tools.training.scenes import ask_for
 
 STATISTICS = Statistics(torch.full((1, 16, 1, 1, 1), 0.5), torch.full((1, 16, 1, 1, 1), 2.0))
@@ -18,6 +25,15 @@ def test_a_code_frame_ends_every_fourth_frame() -> None:
     assert (48 * clip.times([0, 1, 12])).tolist() == [0, 4, 48]
     assert (48 * clip.times([0, 1, 12], back=3)).tolist() == [0, 1, 45]
     assert (48 * Clip(scene, 17).times([0])).tolist() == [17]
+
+
+def test_pictures_show_any_time_but_nothing_turned() -> None:
+    drawn = [draw_picture(random.Random(seed)) for seed in range(200)]
+    spinning = [any(thing.motion == "spin" for thing in clip.scene.things) for clip in drawn]
+    assert 0 < sum(spinning) < 200
+    for clip, spins in zip(drawn, spinning, strict=True):
+        assert clip.first_frame == 0 or not spins
+    assert max(clip.first_frame for clip in drawn) > 40
 
 
 def test_pools_grow_are_kept_and_number_on(

@@ -9,7 +9,6 @@ from tools.training.backgrounds import ASPECT
 from tools.training.build import make_transformer
 from tools.training.codes import Clip
 from tools.training.guides import (
-    DRAWN,
     FACTORS,
     OWNERS,
     PRODUCT,
@@ -45,11 +44,10 @@ def test_targets_say_where_things_are() -> None:
     assert wanted.turn.shape == (2, 3, 20, 2)
     assert bool((wanted.turn == torch.tensor([1.0, 0.0])).all())  # nothing turns
     spins = ask_for("red", "star", "spin", "a wooden floor", random.Random(0))
-    angle = pose(spins.things[0], Clip(spins).times(FRAMES))[3]
+    turned = 5 * pose(spins.things[0], Clip(spins).times(FRAMES))[3]  # a star has five corners
     found = targets([Clip(spins)], FRAMES, CELLS)
-    for shown, phase in ((found.angle, angle), (found.turn, 5 * angle)):
-        expected = torch.stack((phase.cos(), phase.sin()), dim=1)
-        torch.testing.assert_close(shown[0, :, 0], expected)
+    expected = torch.stack((turned.cos(), turned.sin()), dim=1)
+    torch.testing.assert_close(found.turn[0, :, 0], expected)
     # What is covered lies around the thing's middle.
     x, _, radius, _ = pose(one.things[0], torch.tensor([0.5]))
     columns = wanted.cover[0, 1].mean(dim=(0, 2))
@@ -67,7 +65,7 @@ def test_guides_that_know_have_no_error_and_dropped_captions_do_not_count() -> N
     for parameter in guides.parameters():
         torch.nn.init.zeros_(parameter)
     state = torch.zeros(2, 3 * 12 * 20, 128)
-    guides._heard |= dict.fromkeys((FACTORS, PRODUCT, DRAWN), state)
+    guides._heard |= dict.fromkeys((FACTORS, PRODUCT), state)
     errors, places = guides.errors(wanted, FRAMES, torch.tensor([1.0, 0.0]))
     assert errors["shape"].item() == pytest.approx(math.log(len(SHAPES)))
     assert errors["cover"].item() == pytest.approx(math.log(2))
@@ -83,7 +81,7 @@ def test_guides_that_know_have_no_error_and_dropped_captions_do_not_count() -> N
     known = wanted.place.unsqueeze(2).expand(-1, -1, 12, -1, -1).flatten(1, 3)
     state = torch.cat((known, torch.zeros(2, 720, 125)), dim=-1)
     state[1] += 5
-    guides._heard |= dict.fromkeys((FACTORS, PRODUCT, DRAWN), state)
+    guides._heard |= dict.fromkeys((FACTORS, PRODUCT), state)
     errors, places = guides.errors(wanted, FRAMES, torch.tensor([1.0, 0.0]))
     for name in ("shape", "place", "motion"):
         assert errors[name].item() == pytest.approx(0, abs=1e-6), name
@@ -94,7 +92,7 @@ def test_guides_that_know_have_no_error_and_dropped_captions_do_not_count() -> N
 
 def guides_of_a_picture(guides: Guides, scene: object) -> tuple[dict[str, torch.Tensor], object]:
     wanted = targets([Clip(scene)], [0], CELLS)  # type: ignore[arg-type]
-    guides._heard |= dict.fromkeys((FACTORS, PRODUCT, DRAWN), torch.zeros(1, 240, 128))
+    guides._heard |= dict.fromkeys((FACTORS, PRODUCT), torch.zeros(1, 240, 128))
     return guides.errors(wanted, [0], torch.ones(1))
 
 

@@ -144,3 +144,11 @@ def test_spinning_things_are_not_round() -> None:
     for seed in range(300):
         for thing in draw_scene(random.Random(seed)).things:
             assert thing.motion != "spin" or thing.shape not in ("circle", "ring")
+
+
+@pytest.mark.parametrize("shape", ["triangle", "square", "star"])
+def test_a_spinning_thing_looks_at_the_end_as_it_did_and_not_between(shape: str) -> None:
+    scene = ask_for("red", shape, "spin", "a wooden floor", random.Random(0))
+    first, middle, last = (cover(scene, torch.tensor([time]), 24, 40) for time in (0.0, 0.5, 1.0))
+    torch.testing.assert_close(first, last, atol=1e-4, rtol=0)
+    assert float((first - middle).abs().max()) > 0.5
