@@ -27,6 +27,7 @@ from svoo.session.worth import why_dense_pays
 
 RECALL_ROWS = 64
 ERROR_ROWS = 8  # queries per head and call that are computed exactly
+JUDGED_ROWS = 64  # where much hangs on it
 
 DenseAttention = Callable[[], Tensor]
 """Runs the model's own attention, `[B, H, N, D]`."""
@@ -278,19 +279,20 @@ class Session:
                 assert lse is not None  # asked for
                 output = correct_video(output, lse, decision, layout)
             if self.config.measure_error:  # a part of what the call takes
+                judge = self.method.judge(call) if hasattr(self.method, "judge") else None
                 found = sampled_error(
                     query,
                     key,
                     value,
                     output,
-                    rows=ERROR_ROWS,
+                    rows=ERROR_ROWS if judge is None else JUDGED_ROWS,
                     generator=call.chance(self.config.seed),
                     layout=layout,
                     scale=call.scale,
                 )
                 squared_error = found.mean(dim=0)
-                if hasattr(self.method, "judge"):
-                    verdict = self.method.judge(call, squared_error)
+                if judge is not None:
+                    verdict = judge(squared_error)
         counter.backends[backend] += 1
         padding = None if layout is None else layout.padding
         density = plan.density(padding).mean(dim=0)

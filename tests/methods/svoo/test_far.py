@@ -133,16 +133,49 @@ def test_tokens_without_structure_end_right(tokens: int, sharpness: float) -> No
         assert "of the pairs would not pay" in reason or "outputs would be" in reason
 
 
-def test_a_first_output_that_is_far_off_makes_its_layer_dense() -> None:
+def test_a_layer_that_is_far_off_goes_on_with_less_tolerance() -> None:
+    config = replace(CONFIG, tolerance=0.05, careful_start=0.0)
+    free = Session(config, steps=20, layers=2, heads=2)
+    free.attend(QUERY, KEY, VALUE, step=0, layer=1, layout=LAYOUT)
+    loose = free.stats()
+    assert loose.error is not None
+    session = Session(replace(config, worst_error=0.7 * loose.error), steps=20, layers=2, heads=2)
+    for step in range(6):
+        session.attend(QUERY, KEY, VALUE, step=step, layer=1, layout=LAYOUT)
+    stats = session.stats()
+    assert stats.error is not None and stats.error < loose.error
+    assert (stats.density or 0) > (loose.density or 1)
+    assert 1 <= stats.dense_calls <= 3
+    first = min(stats.layers[0].dense_reasons)
+    assert "of the tolerance" in first
+
+
+def test_a_layer_too_dense_at_the_careful_start_is_looked_at_again() -> None:
+    starts = Session(CONFIG, steps=20, layers=2, heads=2)
+    starts.attend(QUERY, KEY, VALUE, step=0, layer=1, layout=LAYOUT)
+    later = Session(CONFIG, steps=20, layers=2, heads=2)
+    later.attend(QUERY, KEY, VALUE, step=9, layer=1, layout=LAYOUT)
+    densities = starts.stats().density or 0.0, later.stats().density or 1.0
+    assert densities[0] > densities[1]
+    session = Session(replace(CONFIG, densest=sum(densities) / 2), steps=20, layers=2, heads=2)
+    for step in (0, 1, 2, 9):
+        session.attend(QUERY, KEY, VALUE, step=step, layer=1, layout=LAYOUT)
+    assert (session.stats().dense_calls, session.stats().sparse_calls) == (2, 2)
+
+
+def test_a_layer_that_stays_far_off_stays_dense() -> None:
     config = replace(CONFIG, tolerance=1e6, worst_error=1e-3)
     session = Session(config, steps=20, layers=2, heads=2)
     dense = torch.nn.functional.scaled_dot_product_attention(QUERY, KEY, VALUE)
-    for step in (0, 1):
+    for step in range(8):
         output = session.attend(QUERY, KEY, VALUE, step=step, layer=1, layout=LAYOUT)
         torch.testing.assert_close(output, dense)
     stats = session.stats()
-    assert (stats.sparse_calls, stats.dense_calls, stats.error) == (0, 2, None)
-    assert any("worst_error is 0%" in reason for reason in stats.layers[0].dense_reasons)
+    assert (stats.sparse_calls, stats.dense_calls, stats.error) == (0, 8, None)
+    reasons = stats.layers[0].dense_reasons
+    assert all("worst_error is 0%" in reason for reason in reasons)
+    # Tried with the tolerance, a half, a quarter and an eighth of it, and dense from then on.
+    assert sorted(reasons.values()) == [1, 1, 1, 5]
     trusting = Session(replace(config, worst_error=1e6), steps=20, layers=2, heads=2)
     trusting.attend(QUERY, KEY, VALUE, step=0, layer=1, layout=LAYOUT)
     assert trusting.stats().sparse_calls == 1

@@ -34,9 +34,10 @@ class SVOOConfig(MethodConfig):
     err by more (None: 0.009). Smaller is closer to dense. In the first part `careful_start` of
     the steps, which decide what the video will show, a quarter of it counts. Left-out key blocks
     fall into `groups` groups that share one term where that errs by less than the tolerance (0:
-    none do). A layer stays dense, and the summary says why, if its first sparse call would compute
-    more than the share `densest` of the pairs, or if the output of that call, or of the first
-    after the careful start, is further than `worst_error` from the dense one.
+    none do). A call is dense, and the summary says why, where a layer's first call at a tolerance
+    would compute more than the share `densest` of the pairs, or where its output is further than
+    `worst_error` from the dense one; then the layer goes on with half the tolerance, and stays
+    dense where an eighth of it is not enough.
 
     **By mass**, as in the paper: give `mass`, the softmax probability that kept blocks must cover
     (the paper's tau). Budgets, the fractions that a profile measured, decide with it. A head whose

@@ -3,7 +3,9 @@ branches."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +20,8 @@ from svoo.methods.svoo.far import plan_far_call
 from svoo.methods.svoo.labels import LabelState, cluster, cluster_counts
 from svoo.methods.warm_up import warm_up
 
+_LEAST_SHARE = 1 / 8  # of the tolerance, that a layer is tried with before it stays dense
+
 
 class SVOOMethod:
     """The paper's method over a run: budgets, and one `LabelState` for every (stage, layer)."""
@@ -28,10 +32,11 @@ class SVOOMethod:
         self.run = run
         self.budgets = find_budgets(config, run)
         self._states: dict[tuple[int, int, str, int, int], LabelState] = {}
-        self._looked_at: set[tuple[int, int]] = set()
-        self._judged: set[tuple[int, int, float]] = set()
+        self._looked_at: set[tuple[int, int, float]] = set()
+        self._trusted: set[tuple[int, int, float]] = set()
         self._waiting: dict[tuple[str, int, int], dict[int, Tensor]] = {}
-        self._too_dense: dict[tuple[int, int], Dense] = {}
+        self._shares: dict[tuple[int, int], float] = {}  # of the tolerance; 0: the layer is dense
+        self._too_dense: dict[tuple[int, int, float], Dense] = {}
 
     def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:
         """Return dense in the warm-up, else the blocks that mass and budgets ask for."""
@@ -57,54 +62,65 @@ class SVOOMethod:
     ) -> BlockPlan | Dense:
         """Return the plan with far-field terms, or dense for a layer where too much would be
         kept."""
-        if (call.stage, call.layer) in self._too_dense:
-            return self._too_dense[call.stage, call.layer]
+        case = self._case(call)
+        if case in self._too_dense:
+            return self._too_dense[case]
         weight = None
         weights = self.run.head_weights()
         if weights is not None:
             heads = slice(call.head_offset, call.head_offset + query.shape[1])
             weight = weights[call.stage, call.layer, heads]
-        tolerance = self.config.tolerance_at(call.step, self.run.steps)
-        plan = plan_far_call(query, key, value, self.config, call, tolerance, state, weight)
-        layer = call.stage, call.layer
-        if layer not in self._looked_at:  # once per layer and video: it waits for the device
+        plan = plan_far_call(query, key, value, self.config, call, case[2], state, weight)
+        if case not in self._looked_at:  # a few times per layer and video: it waits for the device
             densities = self._of_all_heads("density", call, plan.density().mean(dim=0))
             if densities is None:
                 return plan
-            self._looked_at.add(layer)
+            self._looked_at.add(case)
             density = float(densities.mean())
             if density > self.config.densest:
                 reason = (
                     f"keeping {density:.0%} of the pairs would not pay (densest is "
                     f"{self.config.densest:.0%}): a larger tolerance keeps less"
                 )
-                self._too_dense[layer] = Dense(reason)
-                return self._too_dense[layer]
+                self._too_dense[case] = Dense(reason)
+                return self._too_dense[case]
         return plan
 
-    def judge(self, call: Call, squared_error: Tensor) -> Dense | None:
-        """Return dense for a layer whose first sparse output at a tolerance, the smaller one of
-        the start or its own, was too far from the dense one: what is small for it may be
-        much of a small output. `squared_error` `[H]`."""
+    def _case(self, call: Call) -> tuple[int, int, float]:
+        """Return stage, layer and tolerance of a call: each is judged once per video."""
         layer = call.stage, call.layer
-        if self.config.tolerance is None:
+        tolerance = self.config.tolerance_at(call.step, self.run.steps)
+        return *layer, tolerance * self._shares.get(layer, 1.0)
+
+    def judge(self, call: Call) -> Callable[[Tensor], Dense | None] | None:
+        """Return who decides by its error `[H]`, squared, whether a call has to be dense after
+        all; None: nobody. A layer is judged at each tolerance until one call was right: what is
+        small for the tolerance may be much of a small output."""
+        if self.config.tolerance is None or self._case(call) in self._trusted:
             return None
-        case = *layer, self.config.tolerance_at(call.step, self.run.steps)
-        if case in self._judged:
-            return None
+        return partial(self._judge, call)
+
+    def _judge(self, call: Call, squared_error: Tensor) -> Dense | None:
+        """Return dense where the error is too large: the layer goes on with half the tolerance, or
+        dense if it has come to an eighth."""
         errors = self._of_all_heads("error", call, squared_error)
         if errors is None:
             return None
-        self._judged.add(case)  # twice per layer and video: it waits for the device
-        error = float(errors.mean().sqrt())
+        case = self._case(call)
+        error = float(errors.mean().sqrt())  # a few times per layer and video: it waits
         if error <= self.config.worst_error:
+            self._trusted.add(case)
             return None
-        reason = (
-            f"outputs would be {error:.0%} off (worst_error is {self.config.worst_error:.0%}): "
-            "a smaller tolerance keeps more"
+        wrong = f"outputs would be {error:.0%} off (worst_error is {self.config.worst_error:.0%})"
+        layer, share = case[:2], self._shares.get(case[:2], 1.0)
+        if share > _LEAST_SHARE:
+            self._shares[layer] = share / 2
+            return Dense(f"{wrong}: from here on with {share / 2:g} of the tolerance")
+        self._shares[layer] = 0.0  # the same case at every step
+        self._too_dense[self._case(call)] = Dense(
+            f"{wrong} with {share:g} of the tolerance: a smaller one keeps more"
         )
-        self._too_dense[layer] = Dense(reason)
-        return self._too_dense[layer]
+        return self._too_dense[self._case(call)]
 
     def _of_all_heads(self, what: str, call: Call, values: Tensor) -> Tensor | None:
         """Return the values of all heads of a layer, from all groups and devices, so that no
