@@ -10,6 +10,9 @@ COMPANY := $(CURDIR)/$(VENV)/company
 RELEASE := $(VENV)/.release-ready
 # Held-out prompts that nothing was chosen on, and the modes that are shown everywhere.
 FRONTIER := $(RUN) benchmarks/frontier.py --out docs/benchmarks --held-out --skip 5
+# One change each to default mode: labels, counts, groups, what is dense.
+CHOICES := --only default --only "co-clusters" --only "labels every 2" --only "labels every 4" --only "branches apart" --only "no groups" \
+	--only "first layer dense" --only "first step dense" --only "one tolerance for all steps" --only "fineness 2" --only "fineness 2.5" --only "fineness 5"
 MODES := --only paper --only "mean terms" --only default
 
 .PHONY: help setup demo test test-gpu test-triton test-diffusers sanitize lint benchmark docs wheel test-comfyui figures clean
@@ -82,12 +85,13 @@ figures: setup ## Make every figure of README and docs again: about ten hours on
 	@$(RUN) -m svoo study all --out docs/report
 	@$(FRONTIER) --name far_field $(MODES) --only fast --only careful --only "bf16 products"
 	@$(FRONTIER) --name far-2340 $(MODES) --only fast --only careful --height 80 --width 144
+	@$(FRONTIER) --name choices $(CHOICES) --height 80 --width 144
 	@$(FRONTIER) --name steps8 $(MODES) --steps 8
 	@$(FRONTIER) --name steps4 $(MODES) --steps 4
 	@$(FRONTIER) --name far_field-avx2 --only default --instructions avx2
 	@$(FRONTIER) --name size780 --only default --height 48 --width 80
 	@$(FRONTIER) --name size14400 --only default --frames 97 --prompts 2
-	@$(RUN) benchmarks/sizes.py $(addprefix docs/benchmarks/,size780.json far-2340.json far_field.json size14400.json) --only default --into docs/frontier.md
+	@$(RUN) benchmarks/frontier_pages.py
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --few
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144 --warm-up 0 --density 0.15 --density 0.3

@@ -18,7 +18,7 @@ from statistics import correlation, median
 from typing import Annotated, Any
 
 import typer
-from harness import fingerprint, limit_instructions, save
+from harness import fingerprint, limit_instructions, machine, save
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -55,7 +55,7 @@ def settings() -> dict[str, SVOOConfig]:
     }
     for fineness in (2.0, 2.5, 5.0):
         changes[f"fineness {fineness:g}"] = {"fineness": fineness}
-    for tolerance in (0.0032, 0.0064):
+    for tolerance in (0.0032, 0.0064, 0.009, 0.018):
         changes[f"tolerance {tolerance:g}"] = {"tolerance": tolerance}
     return tried | {name: replace(default, **change) for name, change in changes.items()}
 
@@ -127,10 +127,11 @@ def main(
         "height": height,
         "width": width,
         "weights": fingerprint(load()),
+        "processor": str(machine()["processor"]),
     }
     if instructions is not None:
         sizes["instructions"] = instructions
-    rows = run_settings(tried, texts, out, name, sizes)
+    rows = wanted_rows(run_settings(tried, texts, out, name, sizes), tried, texts, sizes)
     summary = summarise(rows)
     print_table(summary)
     print_prediction(rows)
@@ -152,8 +153,8 @@ def run_settings(
 ) -> list[dict[str, Any]]:
     """Run every setting on every prompt, dense first, and return the rows; those that the JSON
     has already are not run again, but those that failed are. `sizes`: frames, steps, height,
-    width, the fingerprint of the weights (rows of others are dropped), and the instructions that
-    both sides are limited to, if they are."""
+    width, the fingerprint of the weights (rows of others are dropped), the processor, and the
+    instructions that both sides are limited to, if they are."""
     pipe, model = load(), find_model("mini")
     pipe.set_progress_bar_config(disable=True)
     path = out / f"{name}.json"
@@ -264,9 +265,16 @@ def print_table(summary: dict[str, dict[str, float]]) -> None:
 def print_prediction(rows: list[dict[str, Any]]) -> None:
     """Print how well the error that a run measures by itself ranks the PSNR that only a dense run
     can tell."""
+    words = describe_order(rows)
+    if words:
+        Console().print(f"stats().error against PSNR {words}")
+
+
+def describe_order(rows: Sequence[dict[str, Any]]) -> str:
+    """Return how well errors rank PSNR in words; none where too few runs measure errors."""
     known = [row for row in rows if row.get("error") and "psnr" in row]
     if len(known) < _ENOUGH:
-        return
+        return ""
     words = (
         f"over {len(known)} runs: Spearman {rank_correlation(known):.2f} (-1: it tells the order)"
     )
@@ -274,7 +282,7 @@ def print_prediction(rows: list[dict[str, Any]]) -> None:
         found = correlations_within(known, name)
         if found:
             words += f"; over the {others} of one {name} {median(found):.2f} (median)"
-    Console().print(f"stats().error against PSNR {words}")
+    return words
 
 
 def correlations_within(rows: Sequence[dict[str, Any]], name: str) -> list[float]:

@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal, cast
 import typer
 from fidelity import LAYERS, measure_fidelity
 from frontier import count_runs, describe_failure, held_out_prompts, run_settings, wanted_rows
-from harness import fingerprint, save
+from harness import fingerprint, machine, save
 from looking import LookConfig, look_at_video, plan_call
 from methods_table import (
     FASTER,
@@ -41,14 +41,13 @@ from methods_table import (
     Results,
     Setting,
     as_markdown,
-    check_section,
     describe,
     draw,
-    fill_section,
     print_table,
     say_what_counts,
     say_who_is_ahead,
 )
+from pages import check_section, fill_section
 from rich.progress import Progress
 from torch import Tensor
 
@@ -63,8 +62,9 @@ from svoo.plugin.calibrate import read_prompts
 from svoo.studies.run import LOOKED_AT
 
 KNOBS = {row.name: row.knob for row in available_methods() if row.knob is not None}
+# The paper's five, all that have terms or corrections for the rest, and what is fast when small.
 FEW = (*OURS, PAPER, "spargeattn", "svg1", "svg2", "radial", "sol", "clusterattention", "sparsepr",
-       "svg-ear")  # fmt: skip
+       "svg-ear", "pisa", "rainfusion2", "adaspa")  # fmt: skip
 
 
 def methods_to_run() -> dict[str, MethodConfig]:
@@ -201,18 +201,18 @@ def all_settings(
     densities.update(tuned.items())
     densities = densities or {None: tried}
     return [
-        Setting(name, with_warm_up(config, share), share, density)
+        Setting(name, with_warm_up(config, share, even=density is not None), share, density)
         for share in warm_ups
         for density, configs in densities.items()
         for name, config in configs.items()
     ]
 
 
-def with_warm_up(config: MethodConfig, share: float) -> MethodConfig:
+def with_warm_up(config: MethodConfig, share: float, *, even: bool = False) -> MethodConfig:
     """Return a method whose first steps are dense, this share of them, and nothing else of its own
-    warm-up; sparse steps that are more careful stay so."""
+    warm-up; sparse steps that are more careful stay so, unless all have to be alike (`even`)."""
     sparse = config.always_sparse()
-    if isinstance(config, SVOOConfig) and isinstance(sparse, SVOOConfig):
+    if not even and isinstance(config, SVOOConfig) and isinstance(sparse, SVOOConfig):
         sparse = replace(sparse, careful_start=config.careful_start)
     return replace(sparse, dense_steps=float(share))
 
@@ -314,7 +314,8 @@ def main(
     skipped = len(read_prompts(LOOKED_AT))  # our tolerance was chosen with these in sight
     texts = held_out_prompts(skipped + prompts)[skipped:]
     sizes: dict[str, int | str] = {
-        "frames": frames, "steps": steps, "height": height, "width": width, "weights": weights
+        "frames": frames, "steps": steps, "height": height, "width": width, "weights": weights,
+        "processor": str(machine()["processor"]),
     }  # fmt: skip
     rows = wanted_rows(run_settings(configs, texts, out, name, sizes), configs, texts, sizes)
     fidelity = add_fidelity(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from frontier import summarise
+from pages import as_table, describe_machine
 from rich.console import Console
 from rich.table import Table
 
@@ -256,9 +257,7 @@ def draw(results: Results, path: Path) -> None:
 def as_markdown(results: Results, about: str, picture: str) -> str:
     """Return the section of a page: what was run, the table, what counts, who is ahead, the
     plot."""
-    head = ("setting", *COLUMNS)
-    rows = [head, ("---", *("---:" for _ in COLUMNS)), *cells(results)]
-    table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
+    table = as_table(("setting", *COLUMNS), *cells(results))
     counts = [f"**{say_what_counts(results)}** {say_what_counts(results, 'least')}"]
     ahead = [f"- {line}" for line in say_who_is_ahead(results)]
     plot = f"![PSNR against density and against speed-up]({picture})"
@@ -273,24 +272,7 @@ def describe(
     size = f"{sizes['frames']} frames of {sizes['height']} x {sizes['width']}"
     about = (
         f"{size}, {sizes['steps']} steps, medians of {prompts} held-out prompts, the worst "
-        f'prompt\'s PSNR under "least"; {machine["threads"]} threads of {machine["processor"]} '
-        f"({machine['instructions']}), torch {machine['torch']}, commit {machine['commit']}, load "
+        f'prompt\'s PSNR under "least"; {describe_machine(machine)}, load '
         f"{machine['load_before']:g} at the start. Recall, error and work are of the first prompt."
     )
     return f"{about} Left out: {'; '.join(left_out)}." if left_out else about
-
-
-def check_section(page: Path, name: str) -> tuple[str, str]:
-    """Return the page's markers of that name; end the program if it does not have both, once."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    text = page.read_text()
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise SystemExit(f"{page} has no section {begin} .. {end}")
-    return begin, end
-
-
-def fill_section(page: Path, name: str, text: str) -> None:
-    """Put a text between the page's markers of that name, instead of what was there."""
-    begin, end = check_section(page, name)
-    before, rest = page.read_text().split(begin)
-    page.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")

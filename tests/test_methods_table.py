@@ -13,10 +13,10 @@ from methods_table import (
     cells,
     draw,
     figures_after,
-    fill_section,
     say_what_counts,
     say_who_is_ahead,
 )
+from pages import fill_section
 
 from svoo.methods.dense import DenseConfig
 

@@ -25,7 +25,8 @@ def slow_keep(query: Tensor, key: Tensor, config: SpargeAttnConfig) -> Tensor:
 
     def similar(tokens: Tensor, block: int) -> bool:
         cosines = cosine_similarity(tokens[:, None], tokens[None], dim=-1)
-        return len(tokens) == block and float(cosines.mean()) > config.similarity
+        judged = config.judge_ragged or len(tokens) == block
+        return judged and float(cosines.mean()) > config.similarity
 
     key_similar = [similar(part, config.key_block) for part in key_blocks]
     keep = torch.zeros(len(query_blocks), len(key_blocks), dtype=torch.bool)
@@ -58,6 +59,7 @@ def slow_keep(query: Tensor, key: Tensor, config: SpargeAttnConfig) -> Tensor:
     cdf=st.sampled_from([0.3, 0.7, 0.97]),
     similarity=st.sampled_from([-0.1, 0.2, 0.35]),
     smooth=st.booleans(),
+    judge_ragged=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_is_the_rule(
@@ -67,6 +69,7 @@ def test_is_the_rule(
     cdf: float,
     similarity: float,
     smooth: bool,
+    judge_ragged: bool,
     seed: int,
 ) -> None:
     config = SpargeAttnConfig(
@@ -76,6 +79,7 @@ def test_is_the_rule(
         query_block=6,
         key_block=4,
         smooth=smooth,
+        judge_ragged=judge_ragged,
     )
     query, key = normal(2, 2, queries, 8, seed=seed), normal(2, 2, keys, 8, seed=seed + 1)
     plan = replace(make_plan(query, key, key, config), check=True)
@@ -99,6 +103,7 @@ def test_is_theirs(goldens: Path) -> None:
                 query_block=int(stored["case_BLKQ"][case]),
                 key_block=int(stored["case_BLKK"][case]),
                 smooth=bool(stored["case_smooth_k"][case]),
+                judge_ragged=False,
             )
             here = slice(head, head + 1)
             keep = make_plan(query[:, here], key[:, here], key[:, here], config).keep
@@ -107,7 +112,7 @@ def test_is_theirs(goldens: Path) -> None:
             assert np.array_equal(keep.numpy(), stored[f"map__{name}"][:, here]), name
 
 
-def test_text_padding_and_two_videos() -> None:
+def test_text_padding_and_a_batch() -> None:
     layout = VideoLayout(3, 5, 5, text=6, valid_text=torch.tensor([6, 2]))
     config = SpargeAttnConfig(query_block=16, key_block=8, dense_steps=1)
     session = Session(config, steps=3, layers=1, heads=2)
@@ -133,6 +138,7 @@ def test_text_padding_and_two_videos() -> None:
         ({"query_block": 0}, "query_block"),
         ({"key_block": 1.5}, "key_block"),
         ({"smooth": 1}, "smooth"),
+        ({"judge_ragged": 1}, "judge_ragged"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], named: str) -> None:

@@ -268,3 +268,19 @@ def test_bad_input() -> None:
         sparse_attention(query, key, value, SVOOConfig(), budgets=torch.tensor([0.5, 0.5]))
     with pytest.raises(BackendUnavailableError):
         sparse_attention(query, key, value, SVOOConfig(backend="tpu"))
+
+
+@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize("sharpness", [0.0, 0.3, 1.0, 4.0])
+def test_tokens_without_structure_end_right(sharpness: float, carried: bool) -> None:
+    """Isotropic noise, as random weights make it: a tolerance says little there."""
+    query, key, value = (normal(1, 2, 1500, 16, seed=seed) for seed in range(3))
+    query, config = query * sharpness, SVOOConfig()
+    state = LabelState() if carried else None
+    dense = scaled_dot_product_attention(query, key, value)
+    output = sparse_attention(query, key, value, config, state=state)
+    assert float((output - dense).norm() / dense.norm()) < 0.3
+    if sharpness >= 1:
+        torch.testing.assert_close(output, dense, atol=1e-5, rtol=1e-5)
+        with pytest.raises(StrictError, match="would not pay|outputs would be"):
+            sparse_attention(query, key, value, replace(config, strict=True), state=state)

@@ -32,11 +32,12 @@ class SpargeAttnConfig(MethodConfig):
     second skip inside the kernel.
 
     Keys lose their mean (`smooth`). A block is self-similar if the mean cosine between its tokens
-    is above `similarity`; a ragged last one never is. Each query block ranks the self-similar key
-    blocks by the softmax of the means' logits and keeps the first `topk` share of all blocks, or
-    (`cdf`) as many as have no more than that mass together; at least one. Key blocks that are not
-    self-similar are kept by all, query blocks that are not see all. The authors' pairs are
-    `topk=0.5, similarity=-0.1` and `cdf=0.98, similarity=0.6`; give exactly one of the two.
+    is above `similarity`; with `judge_ragged=False` a ragged last one never is, as in their code.
+    Each query block ranks the self-similar key blocks by the softmax of the means' logits and
+    keeps the first `topk` share of all blocks, or (`cdf`) as many as have no more than that mass
+    together; at least one. Key blocks that are not self-similar are kept by all, query blocks that
+    are not see all. The authors' pairs are `topk=0.5, similarity=-0.1` and `cdf=0.98,
+    similarity=0.6`; give exactly one of the two.
     """
 
     name: ClassVar[str] = "spargeattn"
@@ -47,6 +48,7 @@ class SpargeAttnConfig(MethodConfig):
     query_block: int = 128
     key_block: int = 64
     smooth: bool = True
+    judge_ragged: bool = True
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -58,6 +60,7 @@ class SpargeAttnConfig(MethodConfig):
         require_count("query_block", self.query_block, 1)
         require_count("key_block", self.key_block, 1)
         require_switch("smooth", self.smooth)
+        require_switch("judge_ragged", self.judge_ragged)
 
     def start(self, run: Run) -> Method:
         """Return the method for a new video."""
@@ -78,7 +81,14 @@ class _SpargeAttn(SparseMethod[SpargeAttnConfig]):
             shift = key.mean(dim=2, keepdim=True, dtype=accumulation_dtype(key))
             key_means = key_means - shift
         query_similar = self_similar(query, blocks[0], config.similarity)
-        key_similar = self_similar(key, blocks[1], config.similarity, shift).unsqueeze(2)
+        key_similar = self_similar(key, blocks[1], config.similarity, shift)
+        if not config.judge_ragged:
+            for side, similar, block in zip(
+                (query, key), (query_similar, key_similar), blocks, strict=True
+            ):
+                if side.shape[2] % block:
+                    similar[..., -1] = False
+        key_similar = key_similar.unsqueeze(2)
         logits = query_means @ key_means.mT * scale
         masses = logits.masked_fill(~key_similar, -torch.inf).softmax(dim=-1)
         masses = masses.nan_to_num(0.0)  # a row without any self-similar block
@@ -99,17 +109,16 @@ def self_similar(
     tokens: Tensor, block: int, threshold: float, shift: Tensor | None = None
 ) -> Tensor:
     """Return which blocks of tokens `[B, H, N, D]` (minus `shift` `[B, H, 1, D]`) are
-    self-similar, `[B, H, C]`: whole, and with a mean cosine above the threshold.
+    self-similar, `[B, H, C]`: of a mean cosine above the threshold.
 
     The mean cosine of all pairs is the squared length of the sum of directions over the squared
     count, so it is not negative and a negative threshold needs no look.
     """
     lead, count = tokens.shape[:2], tokens.shape[2]
-    starts = torch.arange(0, count, block, device=tokens.device)
-    whole = (starts + block <= count).expand(*lead, -1)
+    sizes = (count - torch.arange(0, count, block, device=tokens.device)).clamp(max=block)
     if threshold < 0:
-        return whole
+        return sizes.new_ones(*lead, len(sizes), dtype=torch.bool)
     wide = tokens.to(accumulation_dtype(tokens))
     directions = torch.nn.functional.normalize(wide if shift is None else wide - shift, dim=-1)
     length = block_sums(directions, block).square().sum(dim=-1)
-    return whole & (length / block**2 > threshold)
+    return length / sizes.square() > threshold

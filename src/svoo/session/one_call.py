@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from svoo.backends import run_plan
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan
+from svoo.core.quality import sampled_error
 from svoo.core.random import mix_seeds, seeded
 from svoo.core.validate import check_budgets, check_tokens, inference_only
 from svoo.errors import ConfigError
@@ -21,11 +25,11 @@ from svoo.methods.base import (
     require_count,
 )
 from svoo.methods.svoo.config import SVOOConfig
-from svoo.methods.svoo.far import plan_far_call
 from svoo.methods.svoo.labels import LabelState
-from svoo.methods.svoo.method import plan_call
+from svoo.methods.svoo.method import SVOOMethod, plan_call
 from svoo.session.checks import check_config, check_generator, check_layout, check_step
 from svoo.session.finish import check_strict, correct_video, finish_plan, video_part
+from svoo.session.session import JUDGED_ROWS
 
 
 @inference_only
@@ -58,10 +62,10 @@ def make_plan(
     for name, count in (("steps", steps or 1), ("layers", layers)):
         require_count(name, count, 1)
     check_step(step or 0, steps, layer, layers)
-    decision = _decide(
-        query, key, value, config, layout, step, steps, layer, layers, scale, generator
-    )
     tokens = query, key, value
+    shown = [video_part(side, layout) for side in tokens]
+    method, call = _start(query, config, layout, step, steps, layer, layers, scale, generator)
+    decision = method.plan(shown[0], shown[1], shown[2], call)
     if isinstance(decision, Dense):
         everything = _everything(query, key, layout, config, decision)
         return finish_plan(everything, tokens, config, layout, scale)
@@ -90,28 +94,31 @@ def sparse_attention(
     `[H]` or `[B, H]` are the fractions to keep, from a profile, beside a `mass` (None: mass or
     tolerance alone decides); `state` carries labels from one call of a layer to the next (set
     `state.step` before each call).
-    Where the method decides for dense, every pair is computed, or refused under `strict=True`.
+    Where the method decides for dense, or finds its output too far from dense, every pair is
+    computed, or refused under `strict=True`.
     `check=False` skips the checks that wait for the device. No gradients flow.
     """
     _check(query, key, value, config, layout, generator, check=check)
     fits = state is None or isinstance(state, LabelState)
     require("state", state, "a LabelState or None", fits=fits)
-    decision: BlockPlan | Corrected | Dense
+    tokens = query, key, value
+    shown = [video_part(side, layout) for side in tokens]
     if budgets is None and state is None:
-        decision = _decide(query, key, value, config, layout, scale=scale, generator=generator)
+        method, call = _start(query, config, layout, scale=scale, generator=generator)
+        decision = method.plan(shown[0], shown[1], shown[2], call)
     elif isinstance(config, SVOOConfig):
         if budgets is not None:
             check_budgets(budgets, *query.shape[:2], values=check)
             budgets = budgets.clamp(*config.budget_range)
         step = state.step if state else 0
         chance = generator or seeded(mix_seeds(config.seed, step))
-        call = Call(step, 0, layout, scale=scale, generator=chance)
-        shown = [video_part(side, layout) for side in (query, key, value)]
+        method, call = _start(query, config, layout, scale=scale, generator=chance)
+        call = replace(call, step=step)
+        assert isinstance(method, SVOOMethod)
         if config.tolerance is None:
             decision = plan_call(shown[0], shown[1], config, call, budgets=budgets, state=state)
         elif budgets is None:
-            tolerance = config.tolerance
-            decision = plan_far_call(shown[0], shown[1], shown[2], config, call, tolerance, state)
+            decision = method.plan(shown[0], shown[1], shown[2], call, state)
         else:
             raise ConfigError(
                 "budgets and a tolerance are two ways to decide what is kept: give "
@@ -120,14 +127,36 @@ def sparse_attention(
     else:
         raise ConfigError(f"budgets and state are SVOO's; {config.name} takes neither")
     if isinstance(decision, Dense):  # keeping so much would not pay
-        decision = _everything(query, key, layout, config, decision)
+        return _attend(
+            tokens, _everything(query, key, layout, config, decision), config, layout, scale
+        )
+    output = _attend(tokens, decision, config, layout, scale)
+    judge = method.judge(call) if hasattr(method, "judge") else None
+    if judge is not None:  # what is small for a tolerance may be much of a small output
+        chance = call.chance(config.seed)
+        error = sampled_error(
+            *tokens, output, rows=JUDGED_ROWS, generator=chance, layout=layout, scale=scale
+        )
+        verdict = judge(error.mean(dim=0))
+        if verdict is not None:
+            everything = _everything(query, key, layout, config, verdict)
+            return _attend(tokens, everything, config, layout, scale)
+    return output
+
+
+def _attend(
+    tokens: tuple[Tensor, Tensor, Tensor],
+    decision: BlockPlan | Corrected,
+    config: MethodConfig,
+    layout: VideoLayout | None,
+    scale: float | None,
+) -> Tensor:
+    """Run what was decided."""
     plan = decision.plan if isinstance(decision, Corrected) else decision
-    plan = finish_plan(plan, (query, key, value), config, layout, scale)
+    plan = finish_plan(plan, tokens, config, layout, scale)
     if not isinstance(decision, Corrected):
-        return run_plan(query, key, value, plan, backend=config.backend, scale=scale)
-    output, lse = run_plan(
-        query, key, value, plan, backend=config.backend, scale=scale, return_lse=True
-    )
+        return run_plan(*tokens, plan, backend=config.backend, scale=scale)
+    output, lse = run_plan(*tokens, plan, backend=config.backend, scale=scale, return_lse=True)
     assert lse is not None
     return correct_video(output, lse, decision, layout)
 
@@ -149,10 +178,8 @@ def _check(
     check_generator(generator)
 
 
-def _decide(
+def _start(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
     config: MethodConfig,
     layout: VideoLayout | None,
     step: int | None = None,
@@ -161,14 +188,13 @@ def _decide(
     layers: int = 1,
     scale: float | None = None,
     generator: torch.Generator | None = None,
-) -> BlockPlan | Corrected | Dense:
-    """Return what the method decides for the video tokens of one call."""
+) -> tuple[Any, Call]:
+    """Return a method that has just begun, and one call of it."""
     if step is None:
         config = config.always_sparse()
     run = Run(steps=steps or (step or 0) + 1, layers=layers, heads=query.shape[1])
     call = Call(step or 0, layer, layout, scale=scale, generator=generator)
-    shown = [video_part(side, layout) for side in (query, key, value)]
-    return config.start(run).plan(shown[0], shown[1], shown[2], call)
+    return config.start(run), call
 
 
 def _everything(

@@ -278,8 +278,8 @@ class Session:
             if isinstance(decision, Corrected):
                 assert lse is not None  # asked for
                 output = correct_video(output, lse, decision, layout)
-            if self.config.measure_error:  # a part of what the call takes
-                judge = self.method.judge(call) if hasattr(self.method, "judge") else None
+            judge = self.method.judge(call) if hasattr(self.method, "judge") else None
+            if self.config.measure_error or judge is not None:  # a part of what the call takes
                 found = sampled_error(
                     query,
                     key,
@@ -290,9 +290,11 @@ class Session:
                     layout=layout,
                     scale=call.scale,
                 )
-                squared_error = found.mean(dim=0)
+                error = found.mean(dim=0)
+                if self.config.measure_error:
+                    squared_error = error
                 if judge is not None:
-                    verdict = judge(squared_error)
+                    verdict = judge(error)
         counter.backends[backend] += 1
         padding = None if layout is None else layout.padding
         density = plan.density(padding).mean(dim=0)

@@ -38,8 +38,16 @@ class SVOOMethod:
         self._shares: dict[tuple[int, int], float] = {}  # of the tolerance; 0: the layer is dense
         self._too_dense: dict[tuple[int, int, float], Dense] = {}
 
-    def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> BlockPlan | Dense:
-        """Return dense in the warm-up, else the blocks that mass and budgets ask for."""
+    def plan(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: Call,
+        state: LabelState | None = None,
+    ) -> BlockPlan | Dense:
+        """Return dense in the warm-up, else the blocks that tolerance, or mass and budgets, ask
+        for. `state`: labels that the caller keeps, instead of the method."""
         dense = self.budgets.before(query, key, call, warm_up(self.config, self.run.steps, call))
         if dense is not None:
             return dense
@@ -47,7 +55,7 @@ class SVOOMethod:
         if not self.config.share_branches:
             branch = call.branch if isinstance(call.branch, str) else " ".join(call.branch)
         owner = call.stage, call.layer, branch, call.sample, call.head_offset
-        state = self._states.setdefault(owner, LabelState())
+        state = state or self._states.setdefault(owner, LabelState())
         state.step = call.step
         if self.config.tolerance is not None:
             return self._plan_far(query, key, value, call, state)

@@ -1,0 +1,37 @@
+"""Sections of pages that commands fill: what stands between two markers of a name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from svoo.storage import write_atomically
+
+
+def check_section(page: Path, name: str) -> tuple[str, str]:
+    """Return the page's markers of that name; end the program if it does not have both, once."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    text = page.read_text()
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise SystemExit(f"{page} has no section {begin} .. {end}")
+    return begin, end
+
+
+def fill_section(page: Path, name: str, text: str) -> None:
+    """Put a text between the page's markers of that name, instead of what was there."""
+    begin, end = check_section(page, name)
+    before, rest = page.read_text().split(begin)
+    write_atomically(page, f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}".encode())
+
+
+def as_table(*rows: tuple[str, ...]) -> str:
+    """Return rows, the first of them the head, as a table in Markdown."""
+    head, *rest = (f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
+    return "\n".join((head, "|" + "---|" * len(rows[0]), *rest))
+
+
+def describe_machine(machine: dict[str, object]) -> str:
+    """Return a benchmark's machine in a sentence's part."""
+    return (
+        f"{machine['threads']} threads of {machine['processor']} ({machine['instructions']}), "
+        f"torch {machine['torch']}, commit {machine['commit']}"
+    )
