@@ -9,7 +9,7 @@ COMPANY := $(CURDIR)/$(VENV)/company
 # The packages that build the site and the wheel; `make demo` does without.
 RELEASE := $(VENV)/.release-ready
 # Held-out prompts that nothing was chosen on, and the modes that are shown everywhere.
-FRONTIER := $(RUN) benchmarks/frontier.py --out docs/benchmarks --held-out --skip 5
+FRONTIER := $(RUN) benchmarks/frontier.py --out docs/benchmarks --held-out
 # One change each to default mode: labels, counts, groups, what is dense.
 CHOICES := --only default --only "co-clusters" --only "labels every 2" --only "labels every 4" --only "branches apart" --only "no groups" \
 	--only "first layer dense" --only "first step dense" --only "one tolerance for all steps" --only "fineness 2" --only "fineness 2.5" --only "fineness 5"

@@ -28,7 +28,7 @@ from svoo.catalogue import find_model
 from svoo.mini import load
 from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs, read_prompts
 from svoo.plugin.trial import Trial, run_trial, warm_up
-from svoo.studies.run import LOOKED_AT, PROMPTS
+from svoo.studies.run import PROMPTS
 
 _STALE = 8  # sparse runs after which dense is timed again
 _ENOUGH = 3  # runs that have an order
@@ -95,11 +95,10 @@ def main(
         bool,
         typer.Option(
             "--held-out",
-            help="Prompts that were never alone in a training clip and are not in the profile, "
+            help="Prompts that nothing was chosen on, never alone in a training clip, "
             "instead of the first that the profile was measured on.",
         ),
     ] = False,
-    skip: Annotated[int, typer.Option(min=0, help="Leave out the first held-out prompts.")] = 0,
     frames: Annotated[int, typer.Option(help="97 gives about 15,000 tokens.")] = 49,
     steps: Annotated[int, typer.Option(help="Denoising steps of a run.")] = 20,
     height: Annotated[int, typer.Option(help="80 with --width 144 gives 2,340 tokens.")] = 144,
@@ -118,7 +117,7 @@ def main(
             raise SystemExit(f"no setting called {key!r}; there are {', '.join(known)}")
     tried = {key: config for key, config in known.items() if not only or key in only}
     if held_out:
-        texts = held_out_prompts(skip + prompts)[skip:]
+        texts = held_out_prompts(prompts)
     else:
         texts = [entry["prompt"] for entry in read_inputs(MINI_PROMPTS, count=prompts)]
     sizes: dict[str, int | str] = {
@@ -139,9 +138,8 @@ def main(
 
 
 def held_out_prompts(count: int) -> list[str]:
-    """Return prompts that were never alone in a training clip: first those that the tolerance was
-    chosen with, then those that nothing was chosen on."""
-    return [*read_prompts(LOOKED_AT), *read_prompts(PROMPTS)][:count]
+    """Return prompts that were never alone in a training clip and that nothing was chosen on."""
+    return read_prompts(PROMPTS)[:count]
 
 
 def run_settings(

