@@ -37,6 +37,33 @@ def test_a_table_has_medians_and_marks() -> None:
     assert rows["good"][place].text.startswith("3.0") and rows["good"][place].rank == 1
 
 
+def test_calls_that_a_method_left_dense_are_shown_beside_its_density() -> None:
+    results = studying.empty()
+    studying.add_runs(results, "quality", "g", sparse=(30.0, 2.0))
+    entries = read_entries(results, "quality")
+    assert "of all calls" not in make_table("t", entries).note
+    facts = {"sparse_calls": 3, "dense_calls": 4, "dense_reasons": {"too dense": 4}}
+    for number in range(6):
+        studying.add_run(results, "quality", "g", "half", f"prompt {number}", **facts)
+    table = make_table("t", read_entries(results, "quality"))
+    place = list(table.columns).index("density")
+    texts = [row[place].text for row in table.rows]
+    alone = "0.300 (0.300 to 0.300)"
+    assert texts == [alone, f"{alone}; 0.700 of all calls"]
+    assert table.note.count("left calls dense after the warm-up") == 1
+
+
+def test_a_row_that_is_dense_in_content_is_not_ranked() -> None:
+    results = studying.empty()
+    studying.add_runs(results, "quality", "g", good=(40.0, 3.0), fair=(30.0, 2.0))
+    for number in range(6):
+        facts = {"psnr": 90.0, "density": 0.999}
+        studying.add_run(results, "quality", "g", "sta", f"prompt {number}", **facts)
+    table = make_table("t", read_entries(results, "quality"))
+    assert [row[1].rank for row in table.rows] == [1, 2, 0]
+    assert "Dense in content (density over 0.99), so not ranked: sta." in table.note
+
+
 def test_times_are_those_of_one_machine() -> None:
     results = studying.empty()
     studying.add_runs(results, "quality", "g", one=(30.0, 2.0))

@@ -135,6 +135,30 @@ def test_a_run_with_scores_serves_those_who_ask_for_none(lab: Lab, made: list[st
     assert lab.run(SPARSE, PROMPT, SIZE, score=True) == key and len(made) == 2
 
 
+def test_a_run_that_lacks_scores_is_made_again_where_they_can_be_had(
+    lab: Lab, made: list[str]
+) -> None:
+    def add(key: str) -> None:
+        lab.results.add("quality", "job", {"run": key})
+
+    add(lab.run(SPARSE, PROMPT, SIZE, score=True))
+    assert lab.has("quality", "job", scored=True)  # there is nothing to score with
+    lab.scorer = lambda frames: {"frames": float(len(frames))}
+    assert lab.has("quality", "job") and not lab.has("quality", "job", scored=True)
+    add(lab.run(SPARSE, PROMPT, SIZE, score=True))
+    assert made == ["dense", "svg2", "svg2"] and lab.has("quality", "job", scored=True)
+    lab.lpips = True
+    assert lab.has("quality", "job") and not lab.has("quality", "job", scored=True)
+    key = lab.run(SPARSE, PROMPT, SIZE, score=True)
+    assert made.count("svg2") == 3
+    row = lab.results.find("run", key)
+    assert row is not None
+    lab.results.add("run", key, {**row, "lpips": 0.1})
+    assert lab.has("quality", "job", scored=True)
+    lab.results.add("run", key, {**row, "ssim": None})  # the dense video has none
+    assert lab.has("quality", "job", scored=True)
+
+
 def test_every_call_is_shown_once_per_layer_and_step(lab: Lab) -> None:
     seen: list[tuple[int, int]] = []
 

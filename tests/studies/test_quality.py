@@ -44,6 +44,22 @@ def test_ours_is_judged_without_warm_up() -> None:
     assert [claim.verdict for claim in claims] == ["holds", "holds"]
 
 
+@pytest.mark.parametrize("warm_up", ["20% warm-up", "no warm-up"])
+def test_ours_is_compared_with_each_main_method(warm_up: str) -> None:
+    results = studying.empty()
+    group = f"text to video, 100 tokens, {warm_up}"
+    runs = {**OTHERS, OURS: (27.0, 1.6), "sol": (27.0, 1.7)}
+    studying.add_runs(results, "quality", group, **runs)
+    parts = QualityStudy().show(results).parts
+    (table,) = [p for p in parts if isinstance(p, Table) and p.title.startswith("Ours less")]
+    cells = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+    assert set(cells) == {*OTHERS, "sol"}  # paper mode was not run
+    assert cells["svg2"][0] == "-1.00 dB (-1.00 to -1.00, 6 prompts): svg2 is closer"
+    assert cells["svg2"][1].endswith("6 prompts): cannot be told")  # as fast
+    assert cells["radial"][0].endswith("ours is closer")
+    assert cells["sol"][0].endswith("cannot be told") and cells["sol"][1].endswith("sol is faster")
+
+
 def test_scores_are_columns_that_say_proxy() -> None:
     results = studying.empty()
     scores = {"subject consistency (proxy)": 0.98, "imaging quality (proxy, BRISQUE)": 20.0}
@@ -101,6 +117,7 @@ def test_every_method_is_run_once_in_each_table(sizes: int, takes_image: bool) -
     inputs = [{"prompt": "one"}, {"prompt": "two"}]
     lab = Lab(pipelines, inputs, scale, studying.empty(), machine="m", backend="cpp")
     jobs = QualityStudy().jobs(lab)
+    assert all(job.scored for job in jobs if job.cost)
     keys = [job.key for job in jobs]
     assert len(set(keys)) == len(keys)
     main = 1 + len(main_settings(lab, 0.2))

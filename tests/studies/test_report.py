@@ -47,6 +47,16 @@ def test_the_page_needs_no_network_and_the_markdown_says_the_same(
     assert len(table) == 1 and table[0].count("|") == header[-1].count("|")
 
 
+def test_it_is_printed_in_landscape_with_all_that_can_be_unfolded(
+    results: Results, tmp_path: Path
+) -> None:
+    write_report(results, tmp_path)
+    page = (tmp_path / HTML).read_text()
+    assert "@page { size: landscape; }" in page and "window.onbeforeprint" in page
+    (hidden,) = re.findall(r"nav.*\{ display: none; \}", page[page.index("@media print") :])
+    assert "details" not in hidden
+
+
 def test_the_same_results_make_the_same_page(results: Results, tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_report(results, tmp_path / name)

@@ -59,6 +59,26 @@ def test_the_latest_of_a_key_counts(tmp_path: Path) -> None:
     assert len(read_results(tmp_path / "r.jsonl").records) == 2
 
 
+def test_a_write_that_fails_leaves_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError("no room")
+
+    path = tmp_path / "results.jsonl"
+    with continue_results(path, studying.ABOUT) as results:
+        results.add("layers", "a", {"x": 1})
+        before = path.read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr("svoo.studies.results._as_line", lambda _: b'{"kind":"lay')
+            patch.setattr("os.fsync", full)
+            with pytest.raises(OSError, match="no room"):
+                results.add("layers", "b", {"x": 2})
+        assert path.read_bytes() == before
+        results.add("layers", "c", {"x": 3})
+    assert set(read_results(path).of_kind("layers")) == {"a", "c"}
+
+
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     with (

@@ -3,7 +3,7 @@ import studying
 import torch
 
 from svoo.methods.base import Call
-from svoo.studies.reuse import LabelWatch, ReuseStudy
+from svoo.studies.reuse import INTERVALS, LabelWatch, ReuseStudy, _own_interval
 
 
 def test_the_same_tokens_have_the_same_labels_at_every_step() -> None:
@@ -29,11 +29,19 @@ def test_a_run_of_one_step_has_nothing_to_compare() -> None:
 )
 def test_half_a_decibel_is_the_limit(loss: float, verdict: str) -> None:
     results = studying.empty()
-    runs = {"every_1": (30.0, 2.0), "every_20": (30.0 - loss, 2.2), "every_4": (29.0, 2.1)}
+    runs = {"every_1": (30.0, 2.0), "every_8": (30.0 - loss, 2.2), "every_20": (20.0, 2.3)}
     studying.add_runs(results, "reuse", "intervals", **runs)
     labels = {"prompt": "p", "steps": [1, 2], "shared": [[0.9, 0.8]], "other_draw": [0.9]}
     results.add("reuse", "labels", labels)
     section = ReuseStudy().show(results)
-    assert section.claims[0].verdict == verdict and "20 steps" in section.claims[0].text
+    assert section.claims[0].verdict == verdict and "8 steps" in section.claims[0].text
     assert len(section.parts) == 3
     assert ReuseStudy().show(studying.empty()).claims == []
+
+
+def test_the_interval_is_that_of_the_model_and_is_measured() -> None:
+    assert (_own_interval("mini"), _own_interval("somebody's"), INTERVALS[-2]) == (8, 20, 8)
+    results = studying.empty()
+    studying.add_runs(results, "reuse", "intervals", every_1=(30.0, 2.0), every_20=(30.0, 2.2))
+    (claim,) = ReuseStudy().show(results).claims
+    assert claim.verdict == "cannot be told here" and "every 8 steps" in claim.figure

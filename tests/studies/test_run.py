@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import studying
 
-from svoo.errors import ConfigError
+from svoo.errors import ConfigError, ModelError
 from svoo.mini.vocabulary import BACKGROUNDS, COLOURS, MOTIONS, SHAPES
 from svoo.plugin.calibrate import MINI_PROMPTS, read_prompts
 from svoo.plugin.request import Request
@@ -17,11 +17,13 @@ from svoo.studies.run import (
     LOOKED_AT,
     PROMPTS,
     Order,
+    _why_no_lpips,
     pending,
     plan_jobs,
     read_study_inputs,
     run_studies,
 )
+from svoo.studies.scale import Scale, VideoSize
 from tools.training.questions import held_out_scenes
 from tools.training.scenes import is_held_out
 
@@ -94,7 +96,7 @@ class Counting:
 
 
 def lab_of(results: Results) -> Any:
-    def has(study: str, key: str) -> bool:
+    def has(study: str, key: str, *, scored: bool = False) -> bool:  # noqa: ARG001
         return results.find(study, key) is not None
 
     return SimpleNamespace(results=results, has=has, inputs=[{"prompt": "one"}, {"prompt": "two"}])
@@ -112,6 +114,52 @@ def test_what_is_done_is_not_made_again_and_what_was_left_out_is_tried_again() -
     run_studies(pending([study], lab), lab)
     assert study.made == ["a", "b", "c", "b"]
     assert [record.kind for record in results.records].count("skipped") == 1  # said once
+
+
+def test_what_fails_is_told_and_tried_again_and_the_others_go_on() -> None:
+    class Failing(Counting):
+        def jobs(self, lab: Any) -> list[Job]:
+            def fail() -> dict[str, str]:
+                raise OSError("no room")
+
+            jobs = super().jobs(lab)
+            return [replace(jobs[0], make=fail), *jobs[1:]]
+
+    lab = lab_of(studying.empty())
+    told: list[str] = []
+    done = run_studies(pending([Failing()], lab), lab, complain=told.append)
+    assert done.failed == ["layers: a: OSError: no room"] and len(done.left_out) == 1
+    assert told == ["failed: layers: a: OSError: no room"]
+    assert list(lab.results.of_kind("layers")) == ["c"]
+    run_studies(pending([Counting()], lab), lab)
+    assert list(lab.results.of_kind("layers")) == ["c", "a"]
+
+
+def test_an_interrupt_stops_at_once() -> None:
+    class Interrupted(Counting):
+        def jobs(self, lab: Any) -> list[Job]:
+            def stop() -> dict[str, str]:
+                raise KeyboardInterrupt
+
+            jobs = super().jobs(lab)
+            return [replace(jobs[0], make=stop), *jobs[1:]]
+
+    lab = lab_of(studying.empty())
+    with pytest.raises(KeyboardInterrupt):
+        run_studies(pending([Interrupted()], lab), lab)
+    assert lab.results.records == []
+
+
+def test_why_there_is_no_lpips(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ModelError("not here")
+
+    size, tiny = VideoSize(9, 64, 96), VideoSize(9, 32, 48)
+    monkeypatch.setattr("svoo.studies.run.Lpips.load", missing)
+    assert _why_no_lpips(Scale(size, size, 4)) == "not here"
+    monkeypatch.setattr("svoo.studies.run.Lpips.load", lambda: None)
+    assert _why_no_lpips(Scale(size, size, 4)) is None
+    assert "at least 35 rows" in str(_why_no_lpips(Scale(size, tiny, 4)))
 
 
 def test_the_most_important_comes_first_whatever_study_it_belongs_to() -> None:

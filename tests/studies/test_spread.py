@@ -57,6 +57,35 @@ def test_what_fails_is_told_and_the_others_go_on(
         assert {study.name for study, _ in pending(find_studies(NAMES), lab)} == {"theorem"}
 
 
+def test_one_job_that_fails_does_not_take_its_part_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError("no room")
+
+    monkeypatch.setattr("svoo.studies.lab.Lab.look", fail)  # which layers does not need
+    told: list[str] = []
+    with open_lab(order(tmp_path)) as lab:
+        todo = pending(find_studies(NAMES), lab)
+        done = spread_studies(todo, lab, order(tmp_path), None, complain=told.append)
+        assert len(done.failed) == 2 and all("OSError: no room" in why for why in done.failed)
+        assert told == [f"failed: {why}" for why in done.failed]
+        assert len(lab.results.of_kind("layers")) == len(lab.results.of_kind("steps")) == 2
+
+
+def test_what_was_made_again_replaces_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_lab(order(tmp_path)) as lab:
+        todo = pending(find_studies(["theorem"]), lab)
+        for _, job in todo:
+            lab.results.add("theorem", job.key, {"old": True})
+        monkeypatch.setattr("svoo.studies.lab.Lab.has", lambda *_, **__: False)
+        spread_studies(todo[:1], lab, order(tmp_path), None)
+        rows = lab.results.of_kind("theorem")
+        assert "old" not in rows[todo[0][1].key] and "old" in rows[todo[1][1].key]
+
+
 def test_work_can_be_sent(tmp_path: Path) -> None:
     with open_lab(order(tmp_path)) as lab:
         parts = _divide(pending(find_studies(NAMES), lab), lab.results)

@@ -20,6 +20,12 @@ def test_every_sweep_is_a_setting_of_its_method(name: str) -> None:
         assert getattr(changed, field) == value
 
 
+def test_the_sweep_of_ours_holds_the_three_qualities() -> None:
+    values, default = SWEEPS[OURS], SVOOConfig().tolerance
+    assert default is not None and min(values) < default < max(values)
+    assert {SVOOConfig.careful().tolerance, default, SVOOConfig.fast().tolerance} <= {*values}
+
+
 def test_every_method_with_a_knob_is_swept() -> None:
     names = {row.name for row in available_methods() if row.knob is not None}
     assert {"svoo" if name == OURS else name for name in SWEEPS if name != PAPER} == names

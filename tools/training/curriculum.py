@@ -228,21 +228,22 @@ STAGES = (
     ),
     Stage(
         "by a corner",  # from here on spinning things turn by one corner, and pictures show none
-        1_400,
+        1_100,
         (
-            Kind(FULL, 1, 8, 0.6),
-            Kind(FULL, 4, 2, 0.8),
-            Kind(HALF, 13, 2, 0.6),
-            Kind(FULL, 13, 1, 0.8),
+            Kind(FULL, 1, 8, 0.5),
+            Kind(FULL, 4, 2, 0.7),
+            Kind(HALF, 13, 2, 1.0),  # turning is learnt at a quarter of the price
+            Kind(FULL, 7, 1, 0.3),
+            Kind(FULL, 13, 1, 0.4),
         ),
         rate=2e-3,
         averaging=0.995,
         guides=TURNING,
         high=(0.3, 0.9),
-        measure_every=700,
+        measure_every=1_100,
         measured=Kind(HALF, 13, 12, 1.0),
         image_share=0.15,
-        fall=0.5,
+        fall=0.6,
         favour=0.5,
     ),
 )

@@ -47,13 +47,15 @@ class Job:
     """One unit of work, whose result is one line of the file. `key` names all that decides it;
     `cost` is about how many dense runs of the smallest size it takes; `prompt` that of its input,
     if it has one. Jobs of an earlier `turn` come first, whatever study they belong to, and in a
-    turn those of an earlier prompt."""
+    turn those of an earlier prompt. `scored`: its run is to have LPIPS and scores where these can
+    be had."""
 
     key: str
     make: Callable[[], Mapping[str, Any]]
     cost: float = 1.0
     prompt: str = ""
     turn: int = CLAIMS
+    scored: bool = False
 
 
 @dataclass(frozen=True)

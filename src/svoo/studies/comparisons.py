@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 DENSE = Setting("dense", None)
 _LINE = 8.0  # typographic points from one line of small text to the next
 _SHOWN = 50.0  # dB: what is closer to dense would leave no room for the others
+_APART = 0.005  # densities that differ by less are shown as one
+_AS_DENSE = 0.99  # a row of a higher density is dense in content, and is not ranked
+_LEFT_DENSE = (
+    "Where a method itself left calls dense after the warm-up, the density of all calls after the "
+    "warm-up stands beside that of its sparse calls."
+)
 
 
 @dataclass(frozen=True)
@@ -58,11 +64,13 @@ def psnr(run: RunRow) -> float | None:
 
 PSNR = Column("PSNR, dB", psnr, "{:.2f}", higher=True)
 SPEED_UP = Column("speed-up", speed_up, "{:.2f}x", higher=True, timed=True)
+DENSITY = Column("density", lambda run: run.density, "{:.3f}")
+_OF_ALL_CALLS = Column("density of all calls", lambda run: run.density_of_all, "{:.3f}")
 COLUMNS = (
     PSNR,
     Column("SSIM", lambda run: run.ssim, "{:.4f}", higher=True),
     Column("LPIPS", lambda run: run.lpips, "{:.4f}", higher=False),
-    Column("density", lambda run: run.density, "{:.3f}"),
+    DENSITY,
     Column("loop", lambda run: run.seconds, "{:.2f} s", timed=True),
     SPEED_UP,
     Column("attention call", lambda r: r.dense_attention / r.attention, "{:.2f}x", timed=True),
@@ -96,7 +104,8 @@ def run_jobs(
             run = lab.run_key(setting, entry, size, task)
             job = f"{group} | {setting.name} | {entry['prompt']} | {run}"
             # A sparse run takes about half of a dense one, of which every second has one.
-            jobs.append(Job(job, make, lab.scale.cost(size), entry["prompt"], turn))
+            cost = lab.scale.cost(size)
+            jobs.append(Job(job, make, cost, entry["prompt"], turn, scored=score))
     return jobs
 
 
@@ -158,20 +167,34 @@ def make_table(
 ) -> Table:
     """Return a table of medians with their intervals; best and second best are marked."""
     settings = list(dict.fromkeys(entry.setting for entry in entries))
+    of_all = _of_all_calls(entries)
+    as_dense = [name for name in settings if name != DENSE.name and of_all[name] > _AS_DENSE]
     cells = {name: [Cell(name)] for name in settings}
-    shown = []
+    shown, notes = [], [note]
     for column in columns:
         figures = by_prompt(entries, column)
         if not any(figures.values()):
             continue
         shown.append(column.name + _arrow(column.higher))
-        ranks = _ranks(figures, column.higher)
+        ranks = _ranks(figures, column.higher, as_dense)
         for name in settings:
             found = interval(list(figures.get(name, {}).values()))
             text = "" if found is None else say_interval(found, column.text)
+            if column is DENSITY and found and abs(of_all[name] - found.median) > _APART:
+                text += f"; {of_all[name]:.3f} of all calls"
+                notes.append(_LEFT_DENSE)
             cells[name].append(Cell(text, ranks.get(name, 0)))
-    lines = [cells[name] for name in settings]
-    return Table(title, ["", *shown], lines, " ".join(filter(None, (note, say_times(entries)))))
+    if as_dense:
+        names = ", ".join(as_dense)
+        notes.append(f"Dense in content (density over {_AS_DENSE}), so not ranked: {names}.")
+    notes = list(filter(None, dict.fromkeys((*notes, say_times(entries)))))
+    return Table(title, ["", *shown], [cells[name] for name in settings], " ".join(notes))
+
+
+def _of_all_calls(entries: Sequence[Entry]) -> dict[str, float]:
+    """Return the density of all calls after the warm-up by setting, medians over prompts."""
+    figures = by_prompt(entries, _OF_ALL_CALLS)
+    return {name: float(np.median(list(values.values()))) for name, values in figures.items()}
 
 
 def say_times(entries: Sequence[Entry]) -> str:
@@ -198,10 +221,12 @@ def _arrow(higher: bool | None) -> str:  # noqa: FBT001 (three values)
 def _ranks(
     figures: Mapping[str, Mapping[str, float]],
     higher: bool | None,  # noqa: FBT001 (three values)
+    as_dense: Sequence[str],
 ) -> dict[str, Literal[0, 1, 2]]:
     if higher is None:
         return {}
-    sparse = {name: values for name, values in figures.items() if name != DENSE.name}
+    left = (DENSE.name, *as_dense)
+    sparse = {name: values for name, values in figures.items() if name not in left}
     if max(map(len, sparse.values()), default=0) < LEAST_PROMPTS:  # they rank nobody
         return {}
     best, second = best_two(sparse, higher_is_better=higher)

@@ -66,10 +66,12 @@ class Lab:
         seed: int = 0,
         methods: Sequence[str] | None = None,
         scorer: Scorer | None = None,
+        lpips: bool = False,
         retime: bool = False,
     ) -> None:
         """Measure on these inputs; `methods` restricts the other methods to some names. `retime`:
-        runs that another or a busy machine has timed are made again."""
+        runs that another or a busy machine has timed are made again. `lpips`: its weights are
+        here, so that runs that are scored have it."""
         self.pipelines = pipelines
         self.inputs = inputs
         self.scale = scale
@@ -79,6 +81,7 @@ class Lab:
         self.seed = seed
         self.methods = methods
         self.scorer = scorer
+        self.lpips = lpips
         self.retime = retime
         self.on_step: Callable[[int, int], None] | None = None
         self._reference: _Reference | None = None
@@ -168,7 +171,7 @@ class Lab:
         scored = f"{key} scored"
         if (score and self.scorer is not None) or (self.has_run(scored) and not self.has_run(key)):
             key = scored  # one with scores serves those who ask for none
-        if not self.has_run(key):
+        if not self.has_run(key, scored=score):
             dense = self.reference(entry, size, task)
             busy = [self._reference.others] if self._reference else []
             if setting.config is None:
@@ -192,17 +195,27 @@ class Lab:
             self.results.add("run", key, asdict(make_row(trial, dense, likeness, **facts)))
         return key
 
-    def has_run(self, key: str) -> bool:
-        """Return whether the file has a run whose time can stand."""
+    def has_run(self, key: str, *, scored: bool = False) -> bool:
+        """Return whether the file has a run whose time can stand; `scored`: and that lacks no
+        score that can be had here."""
         found = self.results.find("run", key)
-        if found is None or not self.retime:
-            return found is not None
+        if found is None or (scored and self._lacks_scores(found)):
+            return False
+        if not self.retime:
+            return True
         return found["machine"] == self.machine and (found["others"] or 0.0) <= BUSY
 
-    def has(self, study: str, key: str) -> bool:
-        """Return whether a result of a study is in the file."""
+    def _lacks_scores(self, run: Mapping[str, Any]) -> bool:
+        is_dense = run["ssim"] is None  # it is compared with nothing
+        no_lpips = self.lpips and run["lpips"] is None and not is_dense
+        return no_lpips or (self.scorer is not None and not run["scores"])
+
+    def has(self, study: str, key: str, *, scored: bool = False) -> bool:
+        """Return whether a result of a study is in the file; `scored`: with all its scores."""
         found = self.results.find(study, key)
-        return found is not None and ("run" not in found or self.has_run(found["run"]))
+        if found is None:
+            return False
+        return "run" not in found or self.has_run(found["run"], scored=scored)
 
     def reference(self, entry: Mapping[str, Any], size: Size, task: Task = "text") -> Trial:
         """Return the dense video of an input; it is made anew after a few sparse runs, so that

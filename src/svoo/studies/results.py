@@ -68,10 +68,14 @@ class Results:
         record = Record(kind, key, self.session, dict(data), round(seconds, 2))
         line = _as_line(vars(record))
         if self.path is not None:
-            with self.path.open("ab") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with self.path.open("ab") as file:
+                    file.write(line)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError:
+                _cut_unfinished(self.path)  # else the next line would go on with half of this
+                raise
         # As a later start would read it: lists, not tuples.
         self.records.append(Record(**json.loads(line)))
 

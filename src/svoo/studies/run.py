@@ -11,8 +11,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from svoo.errors import ConfigError
+from svoo.errors import ConfigError, ModelError
+from svoo.fleet.jobs import describe
 from svoo.kernels.cpp.build import why_no_library
+from svoo.metrics.compare import LPIPS_SIDE
+from svoo.metrics.lpips import Lpips
 from svoo.metrics.scores import find_scorer
 from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs, read_prompts
 from svoo.plugin.machine import describe_commit, describe_machine, name_machine
@@ -22,7 +25,7 @@ from svoo.studies.forecast import Forecast
 from svoo.studies.lab import Lab
 from svoo.studies.pipelines import Pipelines
 from svoo.studies.results import Results, continue_results, read_results
-from svoo.studies.scale import choose_scale
+from svoo.studies.scale import Scale, choose_scale
 from svoo.studies.settings import check_methods
 
 PROMPTS = Path(__file__).parent / "prompts.txt"
@@ -107,18 +110,20 @@ def make_lab(
     order: Order, inputs: Sequence[Mapping[str, Any]], pipelines: Pipelines, results: Results
 ) -> tuple[Lab, dict[str, Any]]:
     """Return a laboratory on this machine, and the provenance of what it finds."""
-    machine = describe_machine()
+    machine, scale = describe_machine(), choose_scale(order.request, quick=order.quick)
+    why_no_lpips = _why_no_lpips(scale)
     scorer, why_not = (None, ["not with --quick"]) if order.quick else find_scorer()
     lab = Lab(
         pipelines,
         inputs,
-        choose_scale(order.request, quick=order.quick),
+        scale,
         results,
         machine=name_machine(machine),
         backend=_choose_backend(machine),
         seed=order.request.seed,
         methods=order.methods,
         scorer=scorer,
+        lpips=why_no_lpips is None,
         retime=order.retime,
     )
     facts = {
@@ -128,9 +133,21 @@ def make_lab(
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "prompts": [entry["prompt"] for entry in inputs],
         "quick": order.quick,
-        "scores": list(why_not),
+        "scores": [*([f"LPIPS: {why_no_lpips}"] if why_no_lpips else []), *why_not],
     }
     return lab, facts
+
+
+def _why_no_lpips(scale: Scale) -> str | None:
+    """Return why runs of this scale have no LPIPS, or None where they have it."""
+    sizes = [size for size in (scale.large, scale.small) if size is not None]
+    if any(min(size.height, size.width) < LPIPS_SIDE for size in sizes):
+        return f"pictures must have at least {LPIPS_SIDE} rows and columns"
+    try:
+        Lpips.load()
+    except ModelError as error:
+        return str(error)
+    return None
 
 
 def _describe(order: Order, pipelines: Pipelines) -> dict[str, Any]:
@@ -168,7 +185,11 @@ def plan_jobs(studies: Sequence[Study], lab: Lab) -> list[tuple[Study, Job]]:
 
 def pending(studies: Sequence[Study], lab: Lab) -> list[tuple[Study, Job]]:
     """Return what is not in the file yet."""
-    return [pair for pair in plan_jobs(studies, lab) if not lab.has(pair[0].name, pair[1].key)]
+    return [
+        (study, job)
+        for study, job in plan_jobs(studies, lab)
+        if not lab.has(study.name, job.key, scored=job.scored)
+    ]
 
 
 def run_studies(
@@ -176,22 +197,26 @@ def run_studies(
     lab: Lab,
     progress: Progress | None = None,
     *,
+    complain: Callable[[str], None] | None = None,
     forecast: Forecast | None = None,
     minutes: float | None = None,
 ) -> Done:
-    """Make what is `pending`; return what was left out, and why.
+    """Make what is `pending`; return what was left out and what failed, and why.
 
     `progress(study, done, total)` is told before each job, in seconds of the `forecast` or in
-    units of cost. After so many `minutes` nothing more is begun, nor what would take longer.
+    units of cost. A job that fails is told to `complain` at once and the others go on; it is not
+    in the file, so the next start tries it again. After so many `minutes` nothing more is begun,
+    nor what would take longer.
     """
     lengths = [forecast.seconds(*pair) if forecast else pair[1].cost for pair in todo]
     begun, total = monotonic(), sum(lengths)
     end = None if minutes is None else begun + 60 * minutes
     left_out: list[str] = []
+    failed: list[str] = []
     for number, (study, job) in enumerate(todo):
         now = monotonic()
         if end is not None and number and now + (lengths[number] if forecast else 0.0) > end:
-            return Done(left_out, not_begun=todo[number:])
+            return Done(left_out, failed, todo[number:])
         if progress is not None:
             progress(study.name, sum(lengths[:number]), total)
         try:
@@ -201,6 +226,10 @@ def run_studies(
             key, reason = f"{study.name} | {job.key}", {"why": str(why)}
             if lab.results.find("skipped", key) != reason:
                 lab.results.add("skipped", key, reason)
+        except Exception as error:  # noqa: BLE001 (whatever it is: the other jobs go on)
+            failed.append(f"{study.name}: {job.key}: {describe(error)}")
+            if complain is not None:
+                complain(f"failed: {failed[-1]}")
         else:
             lab.results.add(study.name, job.key, found, monotonic() - now)
-    return Done(left_out)
+    return Done(left_out, failed)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from svoo.methods.base import MethodConfig
 from svoo.metrics.compare import Likeness
 from svoo.plugin.trial import Trial
+
+_WARM_UP = re.compile(r"(warm-up: )?the first \d+ ")  # begins the reason of a call in the warm-up
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,9 @@ class RunRow:
 
     Seconds are those of the denoising loop; `planning` is the part of clustering and selection,
     `attention` a call's, planning included. `psnr` is None for equal videos and for dense.
-    `others` is the share of the machine that other processes took while it was timed.
+    `others` is the share of the machine that other processes took while it was timed. `density`
+    is that of the sparse calls, `error` how far these are from dense ones; `dense_reasons` counts
+    the dense calls of all layers by reason.
     """
 
     prompt: str
@@ -55,23 +61,35 @@ class RunRow:
     dense_attention: float
     scores: dict[str, float]
     others: float | None = None
+    sparse_calls: int = 0
+    dense_calls: int = 0
+    error: float | None = None
+    dense_reasons: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def density_of_all(self) -> float:
+        """Density of all calls after the warm-up: one that a method left dense there counts 1."""
+        dense = sum(n for why, n in self.dense_reasons.items() if not _WARM_UP.match(why))
+        every = self.sparse_calls + dense
+        return (self.density * self.sparse_calls + dense) / every if every else self.density
 
 
 def make_row(trial: Trial, dense: Trial, likeness: Likeness | None, **facts: Any) -> RunRow:  # noqa: ANN401 (fields of the row)
     """Return the figures of a trial beside the dense one; `likeness` is None for the dense one
     itself. `facts` are the row's other fields."""
-    seconds = trial.stats.seconds
+    stats, seconds = trial.stats, trial.stats.seconds
+    reasons = sum((Counter(layer.dense_reasons) for layer in stats.layers), Counter[str]())
     equal = likeness is None or math.isinf(likeness.psnr)
     return RunRow(
         **facts,
         method=trial.config.name,
         config=_plain(trial.config.as_dict()),
-        backends=sorted({name for layer in trial.stats.layers for name in layer.backends}),
+        backends=sorted({name for layer in stats.layers for name in layer.backends}),
         psnr=None if likeness is None or equal else likeness.psnr,
         ssim=None if likeness is None else likeness.ssim,
         lpips=None if likeness is None else likeness.lpips,
         density=trial.density,
-        work=sum(trial.stats.work.values()),
+        work=sum(stats.work.values()),
         seconds=trial.denoising,
         dense_seconds=dense.denoising,
         total_seconds=trial.total,
@@ -79,6 +97,10 @@ def make_row(trial: Trial, dense: Trial, likeness: Likeness | None, **facts: Any
         planning=seconds["clustering"] + seconds["selection"],
         attention=trial.attention,
         dense_attention=dense.attention,
+        sparse_calls=stats.sparse_calls,
+        dense_calls=stats.dense_calls,
+        error=stats.error,
+        dense_reasons=dict(reasons),
     )
 
 

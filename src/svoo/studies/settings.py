@@ -17,6 +17,7 @@ PAPER = "SVOO (paper)"
 OURS = "ours"
 BASELINES = ("spargeattn", "svg1", "svg2", "radial")  # of the paper's tables
 _ALSO = ("sol", "clusterattention")  # the strongest that came after it
+RIVALS = (PAPER, *BASELINES, *_ALSO)  # the main methods that ours is compared with
 
 
 def check_methods(names: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,14 @@ _NEVER_SENT = ("session", "examples")  # the one is not needed, the other is lar
 
 
 @dataclass(frozen=True)
+class Made:
+    """The records that a part adds, and what of it failed."""
+
+    records: list[Record]
+    failed: list[str]
+
+
+@dataclass(frozen=True)
 class Part:
     """One study of one prompt, and the records that are there already."""
 
@@ -43,14 +51,16 @@ def spread_studies(
     order: Order,
     cluster: Cluster | None,
     progress: Progress | None = None,
+    *,
+    complain: Callable[[str], None] | None = None,
 ) -> Done:
     """Make what is pending on a cluster (None: in this process, part by part); the file is
-    written here alone. A part that fails is told, and the others go on."""
+    written here alone. What fails is told to `complain` at once, and the others go on."""
     here = [(study, job) for study, job in todo if not job.prompt]
-    left_out = run_studies(here, lab).left_out
+    begun = run_studies(here, lab, complain=complain)
+    left_out, failed = begun.left_out, begun.failed
     parts = _divide(todo, lab.results)
     total, done = sum(part.cost for part in parts), 0.0
-    failed = []
     first = order
     if cluster is not None:
         device = cluster.choose_device(order.request.device)
@@ -59,10 +69,16 @@ def spread_studies(
         parts, partial(StudyWorker, first, lab.results.about), cluster=cluster
     ):
         part = outcome.job
-        if outcome.result is None:
-            failed.append(f"{part.study}, {part.prompt!r}: {outcome.error}")
-        for record in outcome.result or []:
-            if lab.results.find(record.kind, record.key) is None:
+        made = outcome.result or Made([], [f"{part.study}, {part.prompt!r}: {outcome.error}"])
+        failed += made.failed
+        if complain is not None:
+            for reason in made.failed:
+                complain(f"failed: {reason}")
+        known = {(record.kind, record.key) for record in part.known}
+        for record in made.records:
+            # What it knew and made nevertheless was made again; else the first one stands.
+            again = (record.kind, record.key) in known
+            if again or lab.results.find(record.kind, record.key) is None:
                 lab.results.add(record.kind, record.key, record.data, record.seconds)
             if record.kind == "skipped":
                 left_out.append(f"{part.study}: {record.data['why']}")
@@ -92,8 +108,8 @@ class StudyWorker:
         self._about = about
         self._lab, _ = make_lab(order, inputs, pipelines, Results(about))
 
-    def __call__(self, part: Part, on_step: OnStep) -> list[Record]:
-        """Return the records that a part adds."""
+    def __call__(self, part: Part, on_step: OnStep) -> Made:
+        """Make what is left of a part."""
         lab = self._lab
         lab.results = Results(self._about, list(part.known))
         lab.on_step = on_step
@@ -102,5 +118,5 @@ class StudyWorker:
             for study, job in pending(find_studies([part.study]), lab)
             if job.prompt == part.prompt
         ]
-        run_studies(mine, lab)
-        return lab.results.records[len(part.known) :]
+        done = run_studies(mine, lab)
+        return Made(lab.results.records[len(part.known) :], done.failed)

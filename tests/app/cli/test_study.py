@@ -2,6 +2,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,14 @@ from svoo.studies.table import STUDIES
 
 SMALL = ["--count", "1", "--steps", "3", "--frames", "9", "--height", "32", "--width", "48"]
 SMALL += ["--method", "svg2", "--method", "svoo"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def glance() -> Iterator[None]:
+    """Other processes are not waited for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("svoo.app.cli.study._LOOK", 0.0)
+        yield
 
 
 def study(*arguments: str) -> Result:
@@ -103,6 +112,44 @@ def test_it_says_what_is_left_and_stops_in_time(
     assert "to be made: 1 of 2 results" in done.stderr and "stopped" not in done.stderr
     assert read_results(tmp_path / "results.jsonl").of_kind("theorem")
     assert "all 2 results are in the file: nothing is made again" in study(*names).stderr
+
+
+def test_what_fails_is_named_and_the_report_is_written(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (out / "results.jsonl").read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith(b'{"kind":"theorem')]
+    (tmp_path / "results.jsonl").write_bytes(b"".join(kept))
+    names = ["layers", "theorem", "--out", str(tmp_path), *SMALL]
+    with monkeypatch.context() as patch:
+        patch.setattr("svoo.studies.lab.Lab.look", lambda *_: 1 / 0)
+        done = study(*names)
+    assert done.exit_code == 1 and (tmp_path / "report.html").exists()
+    assert done.stderr.count("failed: theorem: ") == 2 and "ZeroDivisionError" in done.stderr
+    assert study(*names).exit_code == 0
+    assert read_results(tmp_path / "results.jsonl").of_kind("theorem")
+
+
+def test_a_busy_machine_and_missing_weights_are_noted(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (out / "results.jsonl").read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith(b'{"kind":"theorem')]
+    (tmp_path / "results.jsonl").write_bytes(b"".join(kept))
+    monkeypatch.setattr("svoo.plugin.machine.OtherWork.share", lambda _: 0.5)
+    missing = "its weights are not here; fetch them with `svoo weights"
+    monkeypatch.setattr("svoo.studies.run._why_no_lpips", lambda _: f"{missing} lpips`")
+    why_not = [f"the proxies: {missing} scores`", "VBench: not here"]
+    monkeypatch.setattr("svoo.studies.run.find_scorer", lambda: (None, why_not))
+    done = study("quality", "theorem", "--out", str(tmp_path), *SMALL)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "note: other processes take 50% of this machine" in done.stderr
+    assert "--retime" in done.stderr and "without VBench" not in done.stderr
+    for command in ("lpips", "scores"):
+        assert f"`svoo weights {command}`. The same command" in done.stderr
+    session = read_results(tmp_path / "results.jsonl").sessions()[-1]
+    assert session["scores"] == [f"LPIPS: {missing} lpips`", *why_not]
+    assert f"LPIPS: {missing} lpips" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize(

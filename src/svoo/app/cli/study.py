@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,8 +26,11 @@ from svoo.errors import ConfigError
 if TYPE_CHECKING:
     from svoo.studies.base import Study
     from svoo.studies.forecast import Forecast, Jobs
+    from svoo.studies.lab import Lab
+    from svoo.studies.run import Done
 
 _OUT = Path("out/study")
+_LOOK = 2.0  # seconds in which other processes are looked for
 
 
 @with_video_options
@@ -79,9 +83,9 @@ def run(
     """Measure the paper's tables and figures here, and write a report. Takes hours; resumable.
 
     Each result is a line of results.jsonl as soon as it is there, the most important first.
-    Started again, the same command goes on. Keep the machine idle: speed-ups are among the
-    figures. With --ray prompts go to workers; their times count only where each has a machine of
-    its own.
+    Started again, the same command goes on, and tries again what failed. Keep the machine idle:
+    speed-ups are among the figures. With --ray prompts go to workers; their times count only where
+    each has a machine of its own.
 
     Examples:
 
@@ -128,17 +132,34 @@ def run(
 
                 with open_lab(order) as lab:
                     todo, planned = pending(chosen, lab), plan_jobs(chosen, lab)
+                    if any(job.scored for _, job in planned):
+                        _say_what_is_missing(output, lab)
                     if cluster is None:
+                        if todo:
+                            _say_if_busy(output)
                         forecast = make_forecast(planned, lab) if todo else None
                         _say_what_is_left(output, todo, len(planned), forecast)
-                        done = run_studies(todo, lab, progress, forecast=forecast, minutes=minutes)
+                        done = run_studies(
+                            todo,
+                            lab,
+                            progress,
+                            complain=output.complain,
+                            forecast=forecast,
+                            minutes=minutes,
+                        )
                     else:
-                        done = spread_studies(todo, lab, order, cluster, progress)
+                        done = spread_studies(
+                            todo, lab, order, cluster, progress, complain=output.complain
+                        )
                     if done.not_begun:
                         forecast = make_forecast(planned, lab)  # by what was made meanwhile
                         seconds_left = forecast.total(done.not_begun)
-    with output.notes():
-        claims = write_report(read_results(out / RESULTS), out)
+    try:
+        with output.notes():
+            claims = write_report(read_results(out / RESULTS), out)
+    except ConfigError:
+        _stop_if_failed(output, done)  # which is why there is nothing to report
+        raise
     for reason in done.left_out:
         output.note(f"left out: {reason}")
     if done.not_begun:
@@ -149,10 +170,38 @@ def run(
     output.say(f"{out / HTML} written")
     found = {"page": str(out / HTML), "claims": [vars(claim) for claim in claims]}
     output.data({**found, "left": len(done.not_begun)})
+    _stop_if_failed(output, done)
+
+
+def _stop_if_failed(output: Output, done: Done) -> None:
+    """Name what failed and end with 1, if anything did."""
     for reason in done.failed:
         output.note(f"failed: {reason}")
     if done.failed:
+        output.note("the same command tries again what failed")
         raise typer.Exit(1)
+
+
+def _say_what_is_missing(output: Output, lab: Lab) -> None:
+    """Print which weights of scores are not here, and the command that fetches them."""
+    for reason in lab.results.sessions()[-1]["scores"]:
+        if "`svoo weights" in reason:
+            output.note(f"without {reason}. The same command then makes such rows again")
+
+
+def _say_if_busy(output: Output) -> None:
+    """Print a note if other processes take so much of this machine that times say little."""
+    from svoo.plugin.machine import OtherWork
+    from svoo.studies.lab import BUSY
+
+    watch = OtherWork()
+    time.sleep(_LOOK)
+    share = watch.share() or 0.0
+    if share > BUSY:
+        output.note(
+            f"other processes take {share:.0%} of this machine: times will be marked as such; "
+            "--retime makes them again when it is idle"
+        )
 
 
 def _list_studies(output: Output, studies: Sequence[Study]) -> None:
