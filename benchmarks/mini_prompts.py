@@ -4,6 +4,7 @@ pixels.
     python benchmarks/mini_prompts.py --out out/benchmarks
     python benchmarks/mini_prompts.py --weights out/weights     # weights that are not shipped yet
     python benchmarks/mini_prompts.py --method svoo             # sparse: a quarter of the time
+    python benchmarks/mini_prompts.py --out docs/benchmarks --page docs/mini.md
 
 Held-out prompts with a straight motion, with another one (bounce, orbit, grow, spin), with two
 things, and going on from a drawn first picture, with fixed seeds. Writes a JSON, and a strip of
@@ -25,7 +26,8 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from harness import save
+from harness import machine, save
+from pages import as_table, check_section, describe_machine, fill_section
 from PIL import Image
 from rich.console import Console
 from rich.progress import track
@@ -43,6 +45,12 @@ from tools.training.scenes import Scene, render
 from tools.training.training import save_grid
 
 QUESTIONS = ("colour", "motion", "background", "shape")
+TITLES = {
+    "straight": "straight motions",
+    "other": "bounce, orbit, grow, spin",
+    "two": "two things",
+    "from image": "going on from a picture",
+}
 STRIP = {"straight": 5, "other": 4, "two": 3, "from image": 0}  # rows of the picture
 
 
@@ -79,6 +87,29 @@ def check_reader(name: str, group: Group, frames: int, height: int, width: int) 
     return scores
 
 
+def as_markdown(
+    scores: dict[str, dict[str, Any]],
+    counts: dict[str, int],
+    moved: dict[str, str],
+    returned: list[float],
+    about: str,
+) -> str:
+    """Return what was found as a page has it. `counts`: prompts of a group; `moved`: how many of
+    each motion that is not straight were right; `returned`: PSNR of the given first pictures."""
+    rows = [("", *QUESTIONS)]
+    for name, found in scores.items():
+        shares = (f"{found['generated'][question]:.0%}" for question in QUESTIONS)
+        rows.append((f"{TITLES[name]} ({counts[name]})", *shares))
+    words = [about, as_table(*rows)]
+    words.append("Right by motion: " + ", ".join(f"{m} {n}" for m, n in moved.items()) + ".")
+    if returned:
+        words[-1] += (
+            f" Given first pictures are returned at {sorted(returned)[len(returned) // 2]:.1f} dB "
+            f"in the median, {min(returned):.1f} at least."
+        )
+    return "\n\n".join(words)
+
+
 def main(
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/benchmarks"),
     straight: Annotated[int, typer.Option(min=4, help="Prompts with a straight motion.")] = 48,
@@ -91,8 +122,13 @@ def main(
     width: int = 256,
     frames: int = 49,
     steps: int = 20,
+    page: Annotated[
+        Path | None, typer.Option(help="A page whose section mini_prompts is filled.")
+    ] = None,
 ) -> None:
     """Generate the prompts and read the clips."""
+    if page is not None:
+        check_section(page, "mini_prompts")  # before hours of work
     console = Console()
     sizes = {"height": height, "width": width, "num_frames": frames}
     call: dict[str, Any] = {
@@ -148,8 +184,24 @@ def main(
         middle = sorted(returned)[len(returned) // 2]
         console.print(f"first frame returned: median {middle:.1f} dB, least {min(returned):.1f}")
     path = save(out, "mini_prompts", rows, scores=scores, sizes=sizes, method=method)
-    save_grid(strip, out / "mini_prompts.png", columns=5)
+    save_grid(strip, out / "mini_prompts.jpg", columns=5)
     console.print(f"{path} written, pictures beside it")
+    if page is not None:
+        counts = {name: len(group.scenes) for name, group in groups.items()}
+        about = (
+            f"{width} x {height}, {frames} frames, {steps} steps, method {method}; "
+            f"{describe_machine(machine())}."
+        )
+        moved = count_motions(rows, groups["other"])
+        fill_section(page, "mini_prompts", as_markdown(scores, counts, moved, returned, about))
+
+
+def count_motions(rows: list[dict[str, Any]], group: Group) -> dict[str, str]:
+    """Return how many clips of each motion of a group were read as such."""
+    read = [row["read"][0]["motion"] for row in rows if row["group"] == "other"]
+    asked = [scene.things[0].motion for scene in group.scenes]
+    pairs = list(zip(asked, read, strict=True))
+    return {m: f"{pairs.count((m, m))} of {asked.count(m)}" for m in dict.fromkeys(asked)}
 
 
 if __name__ == "__main__":
