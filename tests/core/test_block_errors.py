@@ -76,3 +76,18 @@ def test_empty_blocks_and_blocks_of_equal_tokens_have_no_error() -> None:
     means = block_means(tokens, clusters.key)
     assert means.dtype == torch.float32 and bool((means[:, :, 1] == 0).all())
     torch.testing.assert_close(means[0, 0, 0], tokens[0, 0, 0].float())
+
+
+def test_theirs_overflows_where_logarithms_do_not() -> None:
+    """SVG-EAR multiplies errors back by e^(2 max): in float32 all with logits from 45 on tie."""
+    case = Case(1, 1, queries=12, keys=40, size=8, query_blocks=2, key_blocks=5, seed=0)
+    clusters = clusters_of(case, torch.float32)
+    _, key, value = case.tokens(torch.float32)
+    logits = clusters.query.centroids @ key.mT  # [1, 1, blocks, tokens]
+    scale = 60 / float(logits.amax())
+    exact = slow(clusters_of(case, torch.float64), case, scale)[0].log()
+    found = log_block_errors(clusters, key, value, scale=scale)
+    torch.testing.assert_close(found.double(), exact, atol=1e-2, rtol=1e-3)
+    top = logits.amax(dim=-1, keepdim=True) * scale
+    theirs = (found - 2 * top).exp() * (2 * top).exp()
+    assert theirs.isinf().any() and found.isfinite().all()

@@ -125,6 +125,41 @@ def test_large_logits_do_not_overflow() -> None:
     torch.testing.assert_close(output, exact.float(), atol=1e-3, rtol=1e-3)
 
 
+def left_out_share(logits: Tensor, group: int, *, rescale: bool) -> Tensor:
+    """The share of the softmax that blocks of key means hold, group after group of them, with a
+    running maximum; logits `[tokens, blocks]`, of kept tokens those that stand in the last."""
+    top = torch.full(logits.shape[:1], -torch.inf).to(logits)
+    total, left = torch.zeros_like(top), torch.zeros_like(top)
+    for part in logits.split(group, dim=1):
+        new = torch.maximum(top, part.amax(dim=1))
+        total = total * (top - new).exp() + (part - new[:, None]).exp().sum(dim=1)
+        left = left * ((top - new).exp() if rescale else 1) + (part - new[:, None]).exp().sum(
+            dim=1
+        )
+        top = new
+    return left / total
+
+
+def test_their_share_of_the_left_out_depends_on_how_it_is_summed() -> None:
+    """Theirs does not rescale it when the running maximum grows: here they are far off."""
+    logits = torch.linspace(0, 20, 16).double().repeat(3, 1)  # each block larger than those before
+    for group in (1, 4, 16):
+        right = left_out_share(logits, group, rescale=True)
+        torch.testing.assert_close(right, torch.ones_like(right))
+    shares = [float(left_out_share(logits, group, rescale=False)[0]) for group in (1, 4, 16)]
+    assert shares[0] > 1.75 * shares[2] and shares[1] > 1.01 * shares[2]
+    # Ours: the correction is this share, rescaled, times what the definition says.
+    key = torch.zeros(1, 1, 64, 4).double()
+    key[..., 0] = torch.arange(64) // 4 / 2
+    query, value = torch.ones(1, 1, 64, 4).double() * 2, normal(1, 1, 64, 4).double()
+    for first_order in (False, True):
+        config = PISAConfig(block=4, density=0.0, first_order=first_order)
+        output = sparse_attention(query, key, value, config)
+        nothing = key[0, 0, :0], value[0, 0, :0]
+        expected = slow_head(query[0, 0], key[0, 0], value[0, 0], nothing, config)[1]
+        torch.testing.assert_close(output[0, 0], expected)
+
+
 def test_published_settings() -> None:
     for name, steps in (("wan2.1-t2v-1.3b", 0.3), ("wan2.1-t2v-14b", 0.2)):
         config = PISAConfig.for_model(name)
