@@ -92,7 +92,7 @@ def test_text_and_padding(*, text_first: bool) -> None:
     layout = VideoLayout(2, 5, 7, text=6, text_first=text_first, valid_text=torch.tensor([6, 2]))
     config = PISAConfig(block=8, density=0.3)
     query, key, value = (normal(2, 2, layout.tokens, 8, seed=seed) for seed in range(3))
-    session = Session(config, steps=3, layers=1, heads=2)
+    session = Session(config.always_sparse(), steps=3, layers=1, heads=2)
     output = session.attend(query, key, value, step=1, layer=0, layout=layout)
     for b, valid in enumerate((6, 2)):
         text = slice(layout.text_start, layout.text_start + valid)

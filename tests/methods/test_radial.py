@@ -141,7 +141,7 @@ def test_windows_are_theirs(goldens: Path) -> None:
 def test_is_made_once_per_run() -> None:
     layout = VideoLayout(5, 6, 7, text=6, valid_text=torch.tensor([6, 2]))
     config = RadialConfig(block=8, decay=0.01, sink=False)
-    sessions = [Session(config, steps=3, layers=2, heads=2) for _ in range(2)]
+    sessions = [Session(config.always_sparse(), steps=3, layers=2, heads=2) for _ in range(2)]
     query, key, value = (normal(2, 2, layout.tokens, 8, seed=seed) for seed in range(3))
     for step in range(2):
         for layer in range(2):

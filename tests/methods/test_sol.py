@@ -118,7 +118,7 @@ def test_the_tail_with_text_and_padding(order: Any, tail: Any) -> None:
                          valid_text=torch.tensor([6, 2]))  # fmt: skip
     config = SolConfig(block=8, tau=0.5, order=order, tail=tail)
     query, key, value = (normal(2, 2, layout.tokens, 8, seed=seed) for seed in range(3))
-    session = Session(config, steps=3, layers=1, heads=2)
+    session = Session(config.always_sparse(), steps=3, layers=1, heads=2)
     output = session.attend(query, key, value, step=1, layer=0, layout=layout)
     expected = slow_output(query, key, value, config, layout)
     torch.testing.assert_close(output, expected.float(), atol=1e-5, rtol=0)

@@ -48,6 +48,8 @@ class PISAConfig(MethodConfig):
     bias: bool = False
     block: int = 64
     compensate: Compensate = "mean"
+    dense_steps: int | float = 0.2
+    dense_layers: int = 1
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""

@@ -44,6 +44,8 @@ class RadialConfig(MethodConfig):
     block: int = 128
     neighbour: Literal["full", "half"] = "full"
     sink: bool = True
+    dense_steps: int | float = 0.24
+    dense_layers: int = 1
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -59,11 +61,11 @@ class RadialConfig(MethodConfig):
         40)."""
         known = find_model(model)
         if known.name.startswith("hunyuan"):
-            return cls(decay=0.95, sink=False, dense_steps=0.24)
+            return cls(decay=0.95, sink=False, dense_layers=0)
         layers = known.dense_layers
         if known.name.startswith("wan2.2"):
             return cls(decay=0.8, block=64, dense_steps=0.275, dense_layers=layers)
-        return cls(dense_steps=0.24, dense_layers=layers)
+        return cls(dense_layers=layers)
 
     def start(self, run: Run) -> Method:
         """Return the method for a new video."""

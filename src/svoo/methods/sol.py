@@ -54,6 +54,8 @@ class SolConfig(MethodConfig):
     topk: float | None = None
     block: int = 64
     compensate: Compensate = "mean"
+    dense_steps: int | float = 0.2
+    dense_layers: int = 1
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -72,11 +74,11 @@ class SolConfig(MethodConfig):
         the Morton curve, HunyuanVideo without any warm-up."""
         known = find_model(model)
         if known.name.startswith("hunyuan"):
-            return cls()
+            return cls(dense_steps=0, dense_layers=0)
         order: Literal["raster", "morton"] = "raster"
         if known.name.startswith("wan2.1"):
             order = "morton"
-        return cls(dense_steps=0.2, dense_layers=known.dense_layers, order=order)
+        return cls(dense_layers=known.dense_layers, order=order)
 
     def start(self, run: Run) -> Method:
         """Return the method for a new video."""
