@@ -70,15 +70,16 @@ class Run:
         return float(median(row["dense_denoising"] for row in self.rows))
 
     @property
-    def without_attention(self) -> float:
-        """Seconds of a dense loop that are not attention, by the rows that have no dense call."""
-        seconds = [
-            row["dense_denoising"]
-            - row["attention_speed_up"] * sum(row[f"seconds_{phase}"] for phase in PHASES)
-            for row in self.rows
-            if not row["dense_calls"]
-        ]
-        return float(median(seconds))
+    def free(self) -> float:
+        """What the loop's speed-up would be if attention were free."""
+        found = []
+        for row in self.rows:
+            if row["sparse_calls"] and not row["config"].get("ramp"):  # else calls differ
+                calls = (row["sparse_calls"] + row["dense_calls"]) / row["sparse_calls"]
+                sparse = sum(row[f"seconds_{phase}"] for phase in PHASES) * calls
+                dense = row["attention_speed_up"] * sparse
+                found.append(row["dense_denoising"] / (row["dense_denoising"] - dense))
+        return float(median(found))
 
     @property
     def prompts(self) -> int:
@@ -116,17 +117,20 @@ def side_by_side(run: Run) -> str:
                 f"{found['ssim']:.3f}",
             )
         )
-    free = run.dense / run.without_attention
-    bound = f"If attention were free, the loop would be {free:.1f}x."
+    bound = f"If attention were free, the loop would be {run.free:.1f}x."
     return "\n\n".join((run.about(), as_table(*rows), bound))
 
 
 def where_time_goes(run: Run) -> str:
     """Return a loop's seconds by part, of every setting."""
-    other = run.without_attention
-    rows = [("", "loop", "all but attention", *PHASES, "error of outputs")]
+    rows = [("", "loop", "all but attention", *PHASES, "dense calls", "error of outputs")]
     for name in run.settings:
-        parts = [run.median(name, f"seconds_{phase}") for phase in PHASES]
+        phases = (*PHASES, "dense")
+        parts = [run.median(name, f"seconds_{phase}") for phase in phases]
+        other = median(
+            row["denoising"] - sum(row[f"seconds_{phase}"] for phase in phases)
+            for row in run.of(name)
+        )
         error = [row["error"] for row in run.of(name) if row["error"] is not None]
         rows.append(
             (

@@ -96,7 +96,7 @@ def as_markdown(
 ) -> str:
     """Return what was found as a page has it. `counts`: prompts of a group; `moved`: how many of
     each motion that is not straight were right; `returned`: PSNR of the given first pictures."""
-    rows = [("", *QUESTIONS)]
+    rows: list[tuple[str, ...]] = [("", *QUESTIONS)]
     for name, found in scores.items():
         shares = (f"{found['generated'][question]:.0%}" for question in QUESTIONS)
         rows.append((f"{TITLES[name]} ({counts[name]})", *shares))
