@@ -42,10 +42,10 @@ def dispatch(
 
 def tokens(batch: int = 2, count: int = 1536, seed: int = 0) -> list[Tensor]:
     """Return query, key and value: sharp enough that no method keeps everything."""
-    groups = torch.arange(count) % 24  # tokens without structure would stay dense
+    groups = torch.arange(count) % 24  # tokens of less structure would stay dense
     return [
         3 * normal(batch, 24, 2, 8, seed=seed + side)[:, groups]
-        + 0.3 * normal(batch, count, 2, 8, seed=seed + side + 9)
+        + 0.2 * normal(batch, count, 2, 8, seed=seed + side + 9)
         for side in range(3)
     ]
 

@@ -19,10 +19,11 @@ SMALL += ["--method", "svg2", "--method", "svoo"]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def glance() -> Iterator[None]:
-    """Other processes are not waited for."""
+def alike_everywhere() -> Iterator[None]:
+    """Whatever weights this user has fetched; other processes are not waited for."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("svoo.app.cli.study._LOOK", 0.0)
+        patch.setattr("svoo.studies.run.find_scorer", lambda: (None, ["nothing fetched"]))
         yield
 
 
@@ -32,11 +33,9 @@ def study(*arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All studies in the smallest form, whatever weights this user has fetched."""
+    """All studies in the smallest form."""
     folder = tmp_path_factory.mktemp("study")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("svoo.studies.run.find_scorer", lambda: (None, ["nothing fetched"]))
-        done = study("all", "--out", str(folder), *SMALL)
+    done = study("all", "--out", str(folder), *SMALL)
     assert done.exit_code == 0, (done.output, done.exception)
     assert "report.html written" in done.stdout
     left_out = "left out: quality: image to video" in done.stderr
