@@ -3,7 +3,7 @@
     python benchmarks/frontier_pages.py            # fills the sections whose files are there
     python benchmarks/frontier_pages.py --show     # prints them and writes nothing
 
-Nothing is run. A file of other weights than most others have is left out, and said to be.
+Nothing is run. A file of other weights than far_field's is left out, and said to be.
 """
 
 from __future__ import annotations
