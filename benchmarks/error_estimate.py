@@ -47,7 +47,7 @@ from svoo.plugin.adapters import weigh_heads
 from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs
 from svoo.plugin.trial import Trial, run_trial
 
-TOLERANCES = (0.0045, 0.009, 0.018, 0.036)
+TOLERANCES = (0.0064, 0.0128, 0.0256, 0.0512)
 EXACT = 32  # queries per head and call that true errors are measured on
 Seen = Callable[[Call, Tensor, Tensor, Tensor, BlockPlan], None]
 

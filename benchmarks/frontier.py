@@ -55,7 +55,7 @@ def settings() -> dict[str, SVOOConfig]:
     }
     for fineness in (2.0, 2.5, 5.0):
         changes[f"fineness {fineness:g}"] = {"fineness": fineness}
-    for tolerance in (0.0032, 0.0064, 0.009, 0.018):
+    for tolerance in (0.0045, 0.009, 0.0256):
         changes[f"tolerance {tolerance:g}"] = {"tolerance": tolerance}
     return tried | {name: replace(default, **change) for name, change in changes.items()}
 

@@ -1,3 +1,7 @@
+import platform
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +36,22 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
     huge = Request(**BASE, frames=1_000_001, height=14_400, width=25_600, device="cpu")
     with pytest.raises(ConfigError, match=r"1000001 frames of 25600 x 14400 .* GB.*cpu has .* GB"):
         check_memory(huge, find_model("mini"))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_what_was_freed_stays_with_the_process() -> None:
+    script = textwrap.dedent("""
+        import resource, torch
+        from svoo.plugin.memory import keep_freed_memory
+
+        def faults():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            for _ in range(20):
+                torch.ones(16 << 20)  # 64 MB, which are freed
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+        print(faults(), keep_freed_memory(), faults() and faults())
+    """)
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    before, kept, after = told.stdout.decode().split()
+    assert kept == "True" and int(after) < int(before) / 10

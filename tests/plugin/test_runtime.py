@@ -128,7 +128,7 @@ def test_a_profile_that_is_not_used_is_told_of() -> None:
     given = profile(4, torch.full((4,), 0.3))
     with pytest.warns(UserWarning, match="profile is not used, because the tolerance decides"):
         handle = apply(pipe, profile=given)
-    assert "budgets: none: the tolerance 0.009 decides" in handle.summary()
+    assert "budgets: none: the tolerance 0.0128 decides" in handle.summary()
     with pytest.warns(UserWarning, match="profile is not used, because svg2 chooses what is kept"):
         apply(pipe, "svg2", given)
 

@@ -41,7 +41,7 @@ def test_the_table_has_a_row_per_layer_and_all_reasons_within_80_columns() -> No
 @pytest.mark.parametrize(
     ("config", "calibrate", "expected"),
     [
-        (SVOOConfig(), False, "none: the tolerance 0.009 decides"),
+        (SVOOConfig(), False, "none: the tolerance 0.0128 decides"),
         (SVOOConfig.paper(), True, "measured in the warm-up"),
         (SVOOConfig.paper(), False, "none: mass alone decides"),
         (SVOOConfig(mass=0.5), True, "none: mass alone decides"),  # it has no dense step
@@ -59,5 +59,5 @@ def test_a_profile_is_told_of_with_its_provenance() -> None:
         for config in (SVOOConfig.paper(), SVOOConfig(), DenseConfig())
     ]
     assert told[0] == "from a profile (model=mini)"
-    assert told[1] == "none: the tolerance 0.009 decides"
+    assert told[1] == "none: the tolerance 0.0128 decides"
     assert told[2] == "left to dense, which was given a profile (model=mini)"

@@ -11,7 +11,7 @@ from PIL.Image import DecompressionBombError, Image
 
 from svoo.catalogue import Model
 from svoo.errors import ConfigError, ModelError
-from svoo.plugin.memory import check_memory
+from svoo.plugin.memory import check_memory, keep_freed_memory
 from svoo.plugin.request import DTYPES, Request
 
 
@@ -20,6 +20,7 @@ def open_pipeline(request: Request, model: Model | None) -> Any:  # noqa: ANN401
     check_device(request)
     check_memory(request, model)
     check_lora(request)
+    keep_freed_memory()
     pipe = load_pipeline(request, model)
     if request.lora is not None:
         load_lora(pipe, request.lora)

@@ -1,7 +1,9 @@
-"""Whether a video can fit into memory at all: asked before a model is loaded."""
+"""Whether a video can fit into memory at all, asked before a model is loaded; and memory that
+stays with the process."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import torch
@@ -11,6 +13,8 @@ from svoo.errors import ConfigError
 from svoo.plugin.request import DTYPES, Request, count_tokens, video_shape
 
 _KEPT = 4  # query, key, value and output of one attention are there at once
+_KEEP = 1 << 30  # bytes of freed memory that stay with the process
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # glibc's names for two of its settings
 _FRAMES = 2 * 3 * 4  # bytes per pixel: the decoded video in float32, and as it is handed over
 
 
@@ -50,3 +54,16 @@ def check_memory(request: Request, model: Model | None) -> None:
             f"{needed / 1e9:,.0f} GB beside the model, and {name} has {total / 1e9:,.0f} GB: ask "
             "for fewer frames or pixels"
         )
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep memory that was freed, up to a gigabyte, and say whether it does.
+
+    It gives large arrays back to the system else, which hands them out anew, cleared page by
+    page, at every layer of a model. For programs of our own: it counts for the whole process.
+    """
+    try:
+        change = ctypes.CDLL(None).mallopt
+    except (OSError, TypeError, AttributeError):  # not Linux with glibc
+        return False
+    return all(change(name, _KEEP) == 1 for name in (_MMAP_THRESHOLD, _TRIM_THRESHOLD))

@@ -13,6 +13,7 @@ from svoo.methods.dense import DenseConfig
 from svoo.methods.svoo.config import SVOOConfig
 from svoo.metrics.compare import Likeness, compare_videos
 from svoo.plugin.apply import apply
+from svoo.plugin.memory import keep_freed_memory
 from svoo.plugin.run import LoopTimer
 from svoo.profiles.profile import Profile
 from svoo.session.stats import RunStats
@@ -46,7 +47,8 @@ class Trial:
 
 def warm_up(pipe: Any, call: Mapping[str, Any]) -> None:  # noqa: ANN401 (any pipeline class)
     """Run one step dense and one sparse, so that no trial is charged for what only the first call
-    does: compiling kernels, asking the system for memory."""
+    does: compiling kernels, asking the system for memory, which stays from here on."""
+    keep_freed_memory()
     once = {**call, "num_inference_steps": 1, "output_type": "latent"}
     sparse = replace(SVOOConfig().always_sparse(), densest=1.0)  # whatever the tokens are
     for config in (DenseConfig(), sparse):

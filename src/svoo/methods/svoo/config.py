@@ -21,7 +21,7 @@ from svoo.methods.base import (
 )
 from svoo.methods.warm_up import count_dense_steps, fraction_of
 
-FAST, TOLERANCE, CAREFUL = 0.0128, 0.009, 0.0045  # three values of the one knob
+FAST, TOLERANCE, CAREFUL = 0.018, 0.0128, 0.0064  # three values of the one knob
 _START = 0.25  # of the tolerance, in the first steps
 
 
@@ -31,7 +31,7 @@ class SVOOConfig(MethodConfig):
 
     **By tolerance**, default mode. `tolerance` is its one knob, one absolute number for every
     size and model: a block is computed token by token where the term that stands for it would
-    err by more (None: 0.009). Smaller is closer to dense. In the first part `careful_start` of
+    err by more (None: 0.0128). Smaller is closer to dense. In the first part `careful_start` of
     the steps, which decide what the video will show, a quarter of it counts. Left-out key blocks
     fall into `groups` groups that share one term where that errs by less than the tolerance (0:
     none do). A call is dense, and the summary says why, where a layer's first call at a tolerance
