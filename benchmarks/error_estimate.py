@@ -1,6 +1,6 @@
 """Two estimates of the error, and whether errors measured once would choose better blocks.
 
-    python benchmarks/error_estimate.py --out docs/benchmarks
+    python benchmarks/error_estimate.py --out docs/benchmarks --page docs/frontier.md
 
 **Which estimate tells the order?** `stats().error` computes a few queries of every call exactly;
 the expected error, the root of the summed e_ij^2 of left-out blocks over the length of the output,
@@ -25,10 +25,9 @@ from unittest import mock
 import torch
 import typer
 from frontier import correlations_within, held_out_prompts, rank_correlation
-from harness import fingerprint, save
-from rich.console import Console
+from harness import fingerprint, machine, save
+from pages import as_table, check_section, describe_runs, fill_section
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 
 from svoo.backends import run_plan
@@ -154,8 +153,26 @@ def describe_order(rows: Sequence[dict[str, Any]], estimate: str) -> str:
     )
 
 
+def as_rows(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return density and PSNR of each tolerance, without measured errors and with them."""
+    table: list[tuple[str, ...]] = [
+        ("tolerance", "density", "PSNR", "with measured errors: density", "PSNR")
+    ]
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        cells = []
+        for is_corrected in (False, True):
+            own = [r for r in rows if (r["setting"], r["corrected"]) == (setting, is_corrected)]
+            least = min(row["psnr"] for row in own)
+            cells += [f"{median(row['density'] for row in own):.3f}"]
+            cells += [f"{median(row['psnr'] for row in own):.1f} dB ({least:.1f})"]
+        table.append((setting, *cells))
+    return table
+
+
 def main(
+    *,
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/benchmarks"),
+    page: Annotated[Path | None, typer.Option(help="A page whose section is filled.")] = None,
     prompts: Annotated[int, typer.Option(min=3, help="Held-out prompts.")] = 5,
     learnt: Annotated[int, typer.Option(min=1, help="Prompts of the profile.")] = 3,
     height: int = 80,
@@ -164,7 +181,9 @@ def main(
     steps: int = 20,
 ) -> None:
     """Measure ratios on some prompts, and try them and both estimates on others."""
-    console, pipe, model = Console(), load(), find_model("mini")
+    if page is not None:
+        check_section(page, "error_estimate")
+    pipe, model = load(), find_model("mini")
     pipe.set_progress_bar_config(disable=True)
     sizes = {"height": height, "width": width, "num_frames": frames, "num_inference_steps": steps}
     shared: dict[str, Any] = model.call_defaults | sizes
@@ -180,26 +199,19 @@ def main(
             with corrected(ratios):
                 found = try_setting(pipe, call, tolerance, dense)
             rows.append(about | {"corrected": True} | found)
-    table = Table("tolerance", "density", "PSNR", "corrected: density", "PSNR")
-    for tolerance in TOLERANCES:
-        cells = []
-        for is_corrected in (False, True):
-            own = [
-                row
-                for row in rows
-                if row["setting"] == f"{tolerance:g}" and row["corrected"] == is_corrected
-            ]
-            cells += [f"{median(row['density'] for row in own):.3f}"]
-            least = min(row["psnr"] for row in own)
-            cells += [f"{median(row['psnr'] for row in own):.1f} ({least:.1f})"]
-        table.add_row(f"{tolerance:g}", *cells)
-    console.print(table)
-    plain = [row for row in rows if not row["corrected"]]
-    for estimate in ("sampled", "expected"):
-        console.print(describe_order(plain, estimate))
-    console.print(f"true over expected error of heads: {ratios.min():.2f} to {ratios.max():.2f}")
     facts = {"sizes": sizes, "weights": fingerprint(pipe), "ratios": ratios.tolist()}
-    console.print(f"{save(out, 'error_estimate', rows, **facts)} written")
+    save(out, "error_estimate", rows, **facts)
+    plain = [row for row in rows if not row["corrected"]]
+    parts = (
+        describe_runs(model.count_tokens(frames, height, width), steps, prompts, machine()),
+        as_table(*as_rows(rows)),
+        f"True over expected error of heads, measured on {learnt} prompts of the profile: "
+        f"{ratios.min():.2f} to {ratios.max():.2f} of their mean.",
+        "\n".join(f"- {describe_order(plain, name)}" for name in ("sampled", "expected")),
+    )
+    print("\n\n".join(parts))
+    if page is not None:
+        fill_section(page, "error_estimate", "\n\n".join(parts))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ same command goes on from there.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from statistics import correlation, median
 from typing import Annotated, Any
 
 import typer
-from harness import fingerprint, limit_instructions, machine, save
+from harness import BEFORE, fingerprint, limit_instructions, machine, save
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -27,7 +28,7 @@ from svoo import MethodConfig, SVOOConfig
 from svoo.catalogue import find_model
 from svoo.mini import load
 from svoo.plugin.calibrate import MINI_PROMPTS, read_inputs, read_prompts
-from svoo.plugin.trial import Trial, run_trial, warm_up
+from svoo.plugin.trial import SPARSE_PHASES, Trial, run_trial, warm_up
 from svoo.studies.run import PROMPTS
 
 _STALE = 8  # sparse runs after which dense is timed again
@@ -190,11 +191,13 @@ def run_settings(
                 try:
                     trial = run_trial(pipe, key, tried[key], call=call, against=dense)
                     figures = figures_of(trial, dense)
+                    if not math.isfinite(figures["psnr"]):
+                        raise ArithmeticError(f"the video's PSNR is {figures['psnr']}")
                 except Exception as error:  # noqa: BLE001 (hours of other settings wait behind it)
                     figures = {"failed": describe_failure(error)}
                     bar.console.print(f"{key}: {figures['failed']}")
                 rows[:] = [row for row in rows if about[key] != _same_facts(row, about[key])]
-                rows.append({**about[key], **figures})
+                rows.append({**about[key], **figures, "commit": BEFORE["commit"]})
                 save(out, name, rows)
                 bar.advance(task)
     return rows
@@ -250,6 +253,19 @@ def summarise(
         }
         for name in names
     }
+
+
+def free_attention(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Return what the loop's speed-up would be if attention were free, the median over runs whose
+    calls cost the same at every step."""
+    found = []
+    for row in rows:
+        if row["sparse_calls"] and not row["config"].get("ramp"):
+            calls = (row["sparse_calls"] + row["dense_calls"]) / row["sparse_calls"]
+            sparse = sum(row[f"seconds_{phase}"] for phase in SPARSE_PHASES) * calls
+            dense = row["attention_speed_up"] * sparse
+            found.append(row["dense_denoising"] / (row["dense_denoising"] - dense))
+    return float(median(found))
 
 
 def print_table(summary: dict[str, dict[str, float]]) -> None:

@@ -15,10 +15,11 @@ from statistics import median
 from typing import Annotated, Any
 
 import typer
-from frontier import describe_order
-from pages import as_table, check_section, describe_machine, fill_section
+from frontier import describe_order, free_attention
+from pages import as_table, check_section, describe_runs, fill_section, made_on
 
 from svoo.catalogue import find_model
+from svoo.plugin.trial import SPARSE_PHASES
 
 Row = dict[str, Any]
 WORDS = {
@@ -29,7 +30,6 @@ WORDS = {
     "careful": "careful: half the tolerance",
     "bf16 products": '`backend="cpp-bf16"`: products in bfloat16',
 }
-PHASES = ("clustering", "selection", "attention")
 SIZES = ("size780", "far-2340", "far_field", "size14400")
 
 
@@ -39,10 +39,10 @@ class Run:
     def __init__(self, path: Path) -> None:
         """Read a file of rows."""
         content = json.loads(path.read_text())
-        self.machine: dict[str, object] = content["machine"]
         rows: list[Row] = [row for row in content["rows"] if "failed" not in row]
         latest = {row["setting"]: row for row in rows}  # what it was before it was changed is old
         self.rows = [row for row in rows if _alike(row, latest[row["setting"]])]
+        self.machine = made_on(content["machine"], self.rows)
         self.settings = list(dict.fromkeys(row["setting"] for row in self.rows))
 
     def of(self, setting: str) -> list[Row]:
@@ -72,14 +72,7 @@ class Run:
     @property
     def free(self) -> float:
         """What the loop's speed-up would be if attention were free."""
-        found = []
-        for row in self.rows:
-            if row["sparse_calls"] and not row["config"].get("ramp"):  # else calls differ
-                calls = (row["sparse_calls"] + row["dense_calls"]) / row["sparse_calls"]
-                sparse = sum(row[f"seconds_{phase}"] for phase in PHASES) * calls
-                dense = row["attention_speed_up"] * sparse
-                found.append(row["dense_denoising"] / (row["dense_denoising"] - dense))
-        return float(median(found))
+        return free_attention(self.rows)
 
     @property
     def prompts(self) -> int:
@@ -89,11 +82,7 @@ class Run:
     def about(self) -> str:
         """Return what was measured where."""
         steps = self.rows[0]["steps"]
-        return (
-            f"The embedded model, {steps} steps, {self.tokens:,} tokens; medians of {self.prompts}"
-            f" held-out prompts, the least PSNR of them in brackets; "
-            f"{describe_machine(self.machine)}."
-        )
+        return describe_runs(self.tokens, steps, self.prompts, self.machine)
 
 
 def _alike(row: Row, other: Row) -> bool:
@@ -123,9 +112,9 @@ def side_by_side(run: Run) -> str:
 
 def where_time_goes(run: Run) -> str:
     """Return a loop's seconds by part, of every setting."""
-    rows = [("", "loop", "all but attention", *PHASES, "dense calls", "error of outputs")]
+    rows = [("", "loop", "all but attention", *SPARSE_PHASES, "dense calls", "error of outputs")]
     for name in run.settings:
-        phases = (*PHASES, "dense")
+        phases = (*SPARSE_PHASES, "dense")
         parts = [run.median(name, f"seconds_{phase}") for phase in phases]
         other = median(
             row["denoising"] - sum(row[f"seconds_{phase}"] for phase in phases)

@@ -326,7 +326,7 @@ def main(
     picture = out / f"{name}{'-part' if only else ''}.png"  # of a part, beside that of the whole
     draw(results, picture)
     if page is not None:
-        about = describe(out / f"{name}.json", len(texts), sizes, knobs.left_out)
+        about = describe(out / f"{name}.json", rows, sizes, knobs.left_out)
         place = Path(os.path.relpath(picture, page.parent)).as_posix()
         fill_section(page, name, as_markdown(results, about, place))
 

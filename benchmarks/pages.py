@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from svoo.storage import write_atomically
 
@@ -32,6 +34,25 @@ def as_table(*rows: tuple[str, ...]) -> str:
 def describe_machine(machine: dict[str, object]) -> str:
     """Return a benchmark's machine in a sentence's part."""
     return (
-        f"{machine['threads']} threads of {machine['processor']} ({machine['instructions']}), "
+        f"{machine['threads']} threads of {machine['processor']}, {machine['instructions']}, "
         f"torch {machine['torch']}, commit {machine['commit']}"
+    )
+
+
+def made_on(machine: Mapping[str, object], rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """Return the machine of a file, with the processors and commits of the rows that are used: a
+    file that was gone on with may have several."""
+    found = dict(machine)
+    for name in ("processor", "commit"):
+        known = dict.fromkeys(row[name] for row in rows if name in row)
+        if known:
+            found[name] = " and ".join(known)
+    return found
+
+
+def describe_runs(tokens: int, steps: int, prompts: int, machine: dict[str, object]) -> str:
+    """Return what a table's figures are of."""
+    return (
+        f"The embedded model, {steps} steps, {tokens:,} tokens; medians of {prompts} held-out "
+        f"prompts, the least PSNR of them in brackets; {describe_machine(machine)}."
     )

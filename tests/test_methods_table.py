@@ -80,11 +80,22 @@ def test_what_counts_is_the_ratio_to_the_best_other_of_30_db() -> None:
         ("svg2", [(0.1, 29.9, 3.0)]),
         ("paper", [(0.3, 33.0, 2.5)]),  # ours too, but no other method
     )
-    assert "sol, warm-up 0 with 2.00x: 2.05 times" in say_what_counts(found)
-    assert "none of ours reaches it" in say_what_counts(found, "least")
+    said = say_what_counts(found)
+    assert "the best other is sol, warm-up 0 with 2.00x" in said
+    assert "of our presets svoo, warm-up 0 has 4.10x, 2.05 times" in said
+    assert "asked for were 1.5 times (3.00x)" in said
+    assert "none of our presets reaches it" in say_what_counts(found, "least")
     failed = {"setting": "sol, warm-up 0", "failed": "ValueError: no"}
     only = Results(found.settings, [*found.rows, failed], {})
     assert "no other method reaches it" in say_what_counts(only)
+
+
+def test_what_counts_tells_presets_from_other_values_of_the_knob() -> None:
+    said = say_what_counts(
+        results(OURS, ("twice fast", [(0.02, 31.0, 5.0)]), ("sol", [(0.2, 31.0, 2.0)]))
+    )
+    assert "of our presets svoo, warm-up 0 has 4.10x, 2.05 times" in said
+    assert "of all values of our knob twice fast, warm-up 0 has 5.00x, 2.50 times" in said
 
 
 def test_who_is_not_matched_is_named() -> None:

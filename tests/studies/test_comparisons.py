@@ -23,7 +23,9 @@ from svoo.studies.statistics import Interval
 
 def test_a_table_has_medians_and_marks() -> None:
     results = studying.empty()
-    studying.add_run(results, "quality", "g", "dense", "prompt 0", psnr=None, ssim=None)
+    for number in range(6):
+        facts = {"psnr": None, "ssim": None}
+        studying.add_run(results, "quality", "g", "dense", f"prompt {number}", **facts)
     studying.add_runs(results, "quality", "g", good=(40.0, 3.0), fair=(30.0, 2.0), bad=(20.0, 1.0))
     entries = read_entries(results, "quality")
     assert list(groups_of(entries)) == ["g"]
@@ -35,6 +37,19 @@ def test_a_table_has_medians_and_marks() -> None:
     assert (rows["fair"][1].rank, rows["bad"][1].rank, rows["dense"][1].rank) == (2, 0, 0)
     place = list(table.columns).index("speed-up ↑")
     assert rows["good"][place].text.startswith("3.0") and rows["good"][place].rank == 1
+
+
+def test_rows_of_few_prompts_say_so_and_win_nothing() -> None:
+    results = studying.empty()
+    studying.add_runs(results, "quality", "g", good=(40.0, 3.0), fair=(30.0, 2.0))
+    for number in range(2):
+        facts = {"psnr": 99.0, "seconds": 0.01, "commit": "abc"}
+        studying.add_run(results, "quality", "g", "lucky", f"prompt {number}", **facts)
+    studying.add_run(results, "quality", "g", "lucky", "prompt 2", commit="def")
+    table = make_table("t", read_entries(results, "quality"))
+    rows = {row[0].text: [cell.rank for cell in row] for row in table.rows}
+    assert not any(rows["lucky (3 prompts)"]) and rows["good"][1] == 1
+    assert "made by several commits (abc, def)" in table.note
 
 
 def test_calls_that_a_method_left_dense_are_shown_beside_its_density() -> None:

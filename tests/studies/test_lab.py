@@ -3,9 +3,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import studying
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -98,6 +100,15 @@ def test_what_another_or_a_busy_machine_has_timed_is_made_again_if_asked(
     assert made[count:] == ["svg2"] and again is not None and again["machine"] == "m"
 
 
+class Counted:
+    """Scores a video by its frames."""
+
+    names: tuple[str, ...] = ("frames",)
+
+    def __call__(self, frames: NDArray[np.floating[Any]]) -> dict[str, float]:
+        return {"frames": float(len(frames))}
+
+
 def test_a_dense_run_is_foretold_from_a_step(lab: Lab, made: list[str]) -> None:
     assert 0 < lab.time_dense(SIZE) < 600
     assert made == []
@@ -114,12 +125,15 @@ def test_keys_tell_runs_apart(lab: Lab) -> None:
         lab.run_key(SPARSE, PROMPT, SIZE, "image"),
     ]
     assert len(set(keys)) == len(keys)
+    picture = {**PROMPT, "image": "a picture"}  # says something only where one is taken
+    assert lab.run_key(SPARSE, picture, SIZE) == keys[1]
+    assert lab.run_key(SPARSE, picture, SIZE, "image") not in keys
     renamed = replace(SPARSE, name="another name")
     assert lab.run_key(renamed, PROMPT, SIZE) == keys[1]
 
 
 def test_scores_are_taken_where_they_are_asked_for(lab: Lab) -> None:
-    lab.scorer = lambda frames: {"frames": float(len(frames))}
+    lab.scorer = Counted()
     row = lab.results.find("run", lab.run(DENSE, PROMPT, SIZE, score=True))
     assert row is not None and row["scores"] == {"frames": 9.0}
     lab.results.records.clear()
@@ -128,7 +142,7 @@ def test_scores_are_taken_where_they_are_asked_for(lab: Lab) -> None:
 
 
 def test_a_run_with_scores_serves_those_who_ask_for_none(lab: Lab, made: list[str]) -> None:
-    lab.scorer = lambda frames: {"frames": float(len(frames))}
+    lab.scorer = Counted()
     key = lab.run(SPARSE, PROMPT, SIZE, score=True)
     assert lab.run(SPARSE, PROMPT, SIZE) == key and made == ["dense", "svg2"]
     lab.scorer = None
@@ -143,10 +157,15 @@ def test_a_run_that_lacks_scores_is_made_again_where_they_can_be_had(
 
     add(lab.run(SPARSE, PROMPT, SIZE, score=True))
     assert lab.has("quality", "job", scored=True)  # there is nothing to score with
-    lab.scorer = lambda frames: {"frames": float(len(frames))}
+    lab.scorer = Counted()
     assert lab.has("quality", "job") and not lab.has("quality", "job", scored=True)
     add(lab.run(SPARSE, PROMPT, SIZE, score=True))
     assert made == ["dense", "svg2", "svg2"] and lab.has("quality", "job", scored=True)
+    both = Counted()
+    both.names = ("frames", "more")  # another score can be had now
+    lab.scorer = both
+    assert not lab.has("quality", "job", scored=True)
+    lab.scorer = Counted()
     lab.lpips = True
     assert lab.has("quality", "job") and not lab.has("quality", "job", scored=True)
     key = lab.run(SPARSE, PROMPT, SIZE, score=True)

@@ -1,4 +1,5 @@
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def results() -> Results:
     found.begin_session({**facts, "prompts": ["p <b>"], "scores": ["VBench: not here"]})
     runs = {"svg2": (30.0, 2.0), "radial": (20.0, 1.0), "pisa": (10.0, 0.5)}
     studying.add_runs(found, "quality", "text to video", **runs)
+    found.add("run", "one", asdict(replace(studying.ROW, prompt="p <b>")))
     found.add("skipped", "quality | image to video", {"why": "takes no image"})
     return found
 

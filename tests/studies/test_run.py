@@ -18,6 +18,7 @@ from svoo.studies.run import (
     PROMPTS,
     Order,
     _why_no_lpips,
+    bring_up_to_date,
     pending,
     plan_jobs,
     read_study_inputs,
@@ -114,6 +115,29 @@ def test_what_is_done_is_not_made_again_and_what_was_left_out_is_tried_again() -
     run_studies(pending([study], lab), lab)
     assert study.made == ["a", "b", "c", "b"]
     assert [record.kind for record in results.records].count("skipped") == 1  # said once
+
+
+def test_settings_that_are_back_and_reasons_that_are_gone() -> None:
+    results = studying.empty()
+    lab = lab_of(results)
+
+    class Changing(Counting):
+        keys = ("row | one | first",)
+
+        def jobs(self, lab: Any) -> list[Job]:  # noqa: ARG002
+            return [Job(key, lambda key=key: {"key": key}) for key in self.keys]  # type: ignore[misc]
+
+    study = Changing()
+    results.add("skipped", "layers | gone", {"why": "no weights"})
+    for keys in (("row | one | first",), ("row | one | second",), ("row | one | first",)):
+        study.keys = keys
+        bring_up_to_date([study], lab)
+        run_studies(pending([study], lab), lab)
+        assert list(results.of_kind("layers"))[-1] == keys[0]
+    assert results.of_kind("skipped") == {"layers | gone": {"why": ""}}
+    before = len(results.records)
+    bring_up_to_date([study], lab)
+    assert len(results.records) == before
 
 
 def test_what_fails_is_told_and_tried_again_and_the_others_go_on() -> None:

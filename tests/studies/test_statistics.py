@@ -34,6 +34,9 @@ def test_nothing_has_no_interval_and_one_prompt_shows_nothing() -> None:
     assert interval([]) is None
     one = interval([3.0])
     assert one is not None and one.covers_zero
+    assert interval([math.nan]) is None
+    some = interval([math.nan, 3.0])
+    assert some == one
 
 
 def test_equal_videos_count_as_more_than_any_other() -> None:
@@ -125,3 +128,10 @@ def test_the_best_are_marked_with_those_that_nobody_can_tell_apart(higher: bool)
     assert best_two(figures, higher_is_better=higher) == (["top", "tied"], ["mid"])
     assert best_two({}, higher_is_better=higher) == ([], [])
     assert best_two({"only": values(1)}, higher_is_better=higher) == (["only"], [])
+
+
+def test_few_prompts_beat_nobody() -> None:
+    """ "lucky" ran on two prompts only, and was better on both."""
+    base = {str(number): 20.0 for number in range(8)}
+    figures = {"base": base, "lucky": {"0": 30.0, "1": 30.0}}
+    assert best_two(figures, higher_is_better=True) == (["base", "lucky"], [])

@@ -34,6 +34,8 @@ def fetch_weights() -> list[Path]:
 class Proxies:
     """Scores of a video without reference; the weights are read once."""
 
+    names = (SUBJECT, BACKGROUND, IMAGING, MOTION)
+
     def __init__(self) -> None:
         """Read the stored weights, or say how to get them."""
         self._net = efficientnet.EfficientNetLite0.load()

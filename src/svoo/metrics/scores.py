@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,24 +18,44 @@ HIGHER_IS_BETTER = {
     proxies.IMAGING: False,
     **dict.fromkeys(vbench.DIMENSIONS.values(), True),
 }
-Scorer = Callable[[NDArray[np.floating[Any]]], dict[str, float]]
+
+
+class Scorer(Protocol):
+    """Scores a video without reference."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What its scores are called."""
+
+    def __call__(self, frames: NDArray[np.floating[Any]]) -> dict[str, float]:
+        """Return the scores of frames `[frames, height, width, 3]` in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several scorers as one."""
+
+    parts: Sequence[Scorer]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What all of them give."""
+        return tuple(name for part in self.parts for name in part.names)
+
+    def __call__(self, frames: NDArray[np.floating[Any]]) -> dict[str, float]:
+        """Return the scores of all."""
+        return {name: value for part in self.parts for name, value in part(frames).items()}
 
 
 def find_scorer() -> tuple[Scorer | None, list[str]]:
     """Return what scores a video here (None: nothing), and in words what cannot be had."""
-    scorers: list[Scorer] = []
+    found: list[Scorer] = []
     missing = []
     for name, make in (("VBench", vbench.VBenchScores), ("the proxies", proxies.Proxies)):
         try:
-            scorers.append(make())
+            found.append(make())
         except ModelError as error:
             missing.append(f"{name}: {error}")
-    if not any(isinstance(scorer, vbench.VBenchScores) for scorer in scorers):
+    if not any(isinstance(part, vbench.VBenchScores) for part in found):
         missing.append("aesthetic quality: not available, and there is no proxy of it")
-    if not scorers:
-        return None, missing
-
-    def score(frames: NDArray[np.floating[Any]]) -> dict[str, float]:
-        return {name: value for scorer in scorers for name, value in scorer(frames).items()}
-
-    return score, missing
+    return (Together(found) if found else None), missing

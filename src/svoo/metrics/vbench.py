@@ -56,23 +56,30 @@ def _torch_home() -> Path:
 class VBenchScores:
     """Scores of a video by VBench; it loads its networks anew at every call."""
 
+    names = tuple(DIMENSIONS.values())
+
     def __init__(self, device: str = "cpu") -> None:
         """Refuse at once where something is missing."""
         missing = why_no_vbench()
         if missing is not None:
             raise ModelError(f"VBench's scores cannot be had: {missing}")
+        try:
+            self._vbench: Any = importlib.import_module("vbench")
+        except Exception as error:  # whatever its own imports raise; say so before a video is made
+            raise ModelError(
+                f"VBench's scores cannot be had: importing it failed ({type(error).__name__}: "
+                f"{error}); vbench 0.1.5 needs pkg_resources, which new setuptools lack"
+            ) from error
         self._device = device
 
     def __call__(self, frames: NDArray[np.floating[Any]]) -> dict[str, float]:
         """Return the four dimensions of frames `[frames, height, width, 3]` in [0, 1]; imaging
         quality is in [0, 1], as its set's score is."""
-        vbench: Any = importlib.import_module("vbench")
-
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             write_video(np.asarray(frames, dtype=np.float32), folder / "videos" / "video.mp4")
-            about = Path(vbench.__file__).parent / "VBench_full_info.json"
-            judge = vbench.VBench(self._device, str(about), str(folder))
+            about = Path(self._vbench.__file__).parent / "VBench_full_info.json"
+            judge = self._vbench.VBench(self._device, str(about), str(folder))
             judge.evaluate(
                 videos_path=str(folder / "videos"),
                 name="scores",

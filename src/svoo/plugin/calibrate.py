@@ -45,13 +45,17 @@ def _read_line(path: Path, number: int, line: bytes) -> str:
 
 
 def read_inputs(
-    prompts: Path, images: Path | None = None, count: int | None = None
+    prompts: Path,
+    images: Path | None = None,
+    count: int | None = None,
+    *,
+    option: str = "--inputs",
 ) -> list[dict[str, Any]]:
     """Read prompts and, for image-to-video, the pictures of a folder in the order of their
-    names."""
+    names. `option`: what the user calls the count."""
     texts = read_prompts(prompts)
     if count is not None and not 1 <= count <= len(texts):
-        raise ConfigError(f"--inputs must be 1 to the {len(texts)} prompts of {prompts}: {count}")
+        raise ConfigError(f"{option} must be 1 to the {len(texts)} prompts of {prompts}: {count}")
     inputs: list[dict[str, Any]] = [{"prompt": text} for text in texts[:count]]
     if images is None:
         return inputs

@@ -17,12 +17,8 @@ import torch
 
 def describe_machine() -> dict[str, Any]:
     """Return what a figure depends on: processor, threads, device, versions."""
-    processor, cpuinfo = platform.processor(), Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = re.findall(r"^model name\s*: (.*)$", cpuinfo.read_text(), re.MULTILINE)
-        processor = names[0] if names else processor
     found = {
-        "processor": processor,
+        "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -33,6 +29,18 @@ def describe_machine() -> dict[str, Any]:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
+
+
+def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the processor's name; family and model beside it, for a name alone ("AMD EPYC") may
+    be that of several generations."""
+    if not cpuinfo.exists():
+        return platform.processor()
+    facts = dict(re.findall(r"^(.*\S)\s*: (.*)$", cpuinfo.read_text(), re.MULTILINE))
+    name = facts.get("model name", platform.processor())
+    if "cpu family" not in facts or "model" not in facts:  # not an x86 processor
+        return name
+    return f"{name} (family {facts['cpu family']}, model {facts['model']})"
 
 
 def name_machine(machine: Mapping[str, Any]) -> str:

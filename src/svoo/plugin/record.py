@@ -203,7 +203,7 @@ class _Table:
         if call.step % self.measuring.every:
             return
         layout = call.need_layout("recording")
-        for branch, part in _branches(call, len(query)):
+        for branch, part in samples_by_branch(call, len(query)):
             if branch == "cond" or self.measuring.branch == "both":
                 seed = mix_seeds(self.measuring.seed, self.index, call.step, call.layer)
                 video = layout.video_part(query[part]), layout.video_part(key[part])
@@ -269,7 +269,7 @@ def _noise_levels(handle: Handle) -> Tensor:
     return sigmas
 
 
-def _branches(call: Call, batch: int) -> list[tuple[str, list[int]]]:
+def samples_by_branch(call: Call, batch: int) -> list[tuple[str, list[int]]]:
     """Return which samples of a batch belong to which branch of guidance."""
     names = [call.branch] * batch if isinstance(call.branch, str) else list(call.branch)
     known = {"forward 0": "cond", "forward 1": "uncond"}  # where the pipeline gives no names

@@ -52,6 +52,8 @@ class AblationStudy:
 
     def jobs(self, lab: Lab) -> list[Job]:
         """Return the runs of the paper's variants, then of ours."""
+        if not lab.wants("svoo"):
+            return []
         paper = changed(lab, paper_mode(lab))
         apart = changed(lab, paper_mode(lab), clustering="kmeans")
         settings = [
@@ -78,8 +80,7 @@ class AblationStudy:
         groups = groups_of(read_entries(results, self.name))
         parts: list[Table | Plot] = []
         for group, entries in groups.items():
-            note = _NOTE if group == OURS else ""
-            table = make_table(group, entries, note=note)
+            table = make_table(group, entries, note=_NOTE if group == OURS else "")
             parts += [table, _draw(group, entries, len(parts))]
         return Section(_claims(groups.get("SVOO as in the paper", [])), parts)
 

@@ -145,16 +145,17 @@ def per_input(
     make: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     prompts: int | None = None,
     *,
-    runs: float = 1.0,
     turn: int = CLAIMS,
+    **settings: Any,  # noqa: ANN401 (what JSON can hold)
 ) -> list[Job]:
     """Return one job per input (or for the first few): `make(input)`, which takes about as long
-    as so many dense `runs`."""
+    as a dense run. `settings`: what else decides the result."""
     jobs = []
     for entry in lab.inputs[:prompts]:
-        facts = {"input": dict(entry), "size": str(size), "steps": lab.scale.steps}
+        facts = {"input": lab.input_facts(entry), "size": str(size), "steps": lab.scale.steps}
+        facts |= settings
         key = f"{entry['prompt']} | {hash_settings(facts)}"
-        cost = runs * lab.scale.cost(size)
+        cost = lab.scale.cost(size)
         jobs.append(Job(key, partial(make, entry), cost, entry["prompt"], turn))
     return jobs
 

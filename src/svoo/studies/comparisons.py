@@ -111,7 +111,7 @@ def run_jobs(
 
 def read_entries(results: Results, study: str) -> list[Entry]:
     """Return the runs of a study; of two with the same name and prompt the later one. If the
-    settings of a name have changed, runs with the earlier ones are left out."""
+    settings of a name have changed, runs with others than the latest are left out."""
     found: dict[tuple[str, str, str], Entry] = {}
     settings: dict[tuple[str, str], dict[str, Any]] = {}
     runs = results.of_kind("run")
@@ -138,7 +138,7 @@ def groups_of(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 def by_prompt(entries: Sequence[Entry], column: Column) -> dict[str, dict[str, float]]:
     """Return a figure by setting and prompt; times are those of one machine only."""
     if column.timed:
-        entries = _one_machine(entries)
+        entries = on_one_machine(entries)
     figures: dict[str, dict[str, float]] = {}
     for entry in entries:
         value = column.figure(entry.run)
@@ -147,7 +147,7 @@ def by_prompt(entries: Sequence[Entry], column: Column) -> dict[str, dict[str, f
     return figures
 
 
-def _one_machine(entries: Sequence[Entry]) -> list[Entry]:
+def on_one_machine(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries of the machine that made most of them."""
     machines = Counter(entry.run.machine for entry in entries)
     most = machines.most_common(1)[0][0] if machines else ""
@@ -169,7 +169,12 @@ def make_table(
     settings = list(dict.fromkeys(entry.setting for entry in entries))
     of_all = _of_all_calls(entries)
     as_dense = [name for name in settings if name != DENSE.name and of_all[name] > _AS_DENSE]
-    cells = {name: [Cell(name)] for name in settings}
+    prompts = {s: len({e.run.prompt for e in entries if e.setting == s}) for s in settings}
+    fewer = {name for name in settings if prompts[name] < max(prompts.values())}
+    cells = {
+        name: [Cell(f"{name} ({prompts[name]} prompts)" if name in fewer else name)]
+        for name in settings
+    }
     shown, notes = [], [note]
     for column in columns:
         figures = by_prompt(entries, column)
@@ -199,7 +204,7 @@ def _of_all_calls(entries: Sequence[Entry]) -> dict[str, float]:
 
 def say_times(entries: Sequence[Entry]) -> str:
     """Return where the times of a table are from, and whether the machine was idle."""
-    timed = _one_machine(entries)
+    timed = on_one_machine(entries)
     if not timed:
         return ""
     prompts, every = (len({entry.run.prompt for entry in some}) for some in (timed, entries))
@@ -211,6 +216,9 @@ def say_times(entries: Sequence[Entry]) -> str:
         text += f"; other processes took at most {busy:.0%} of it meanwhile"
     if busy > BUSY:
         text += ": it was not idle, the times say little"
+    commits = sorted({entry.run.commit for entry in entries if entry.run.commit})
+    if len(commits) > 1:
+        text += f". The rows were made by several commits ({', '.join(commits)})"
     return f"{text}."
 
 
@@ -226,9 +234,11 @@ def _ranks(
     if higher is None:
         return {}
     left = (DENSE.name, *as_dense)
-    sparse = {name: values for name, values in figures.items() if name not in left}
-    if max(map(len, sparse.values()), default=0) < LEAST_PROMPTS:  # they rank nobody
-        return {}
+    sparse = {
+        name: values
+        for name, values in figures.items()
+        if name not in left and len(values) >= LEAST_PROMPTS  # fewer rank nobody
+    }
     best, second = best_two(sparse, higher_is_better=higher)
     return {**dict.fromkeys(second, 2), **dict.fromkeys(best, 1)}
 

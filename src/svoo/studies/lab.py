@@ -15,10 +15,11 @@ from svoo.errors import ConfigError, ModelError
 from svoo.methods.base import Call, MethodConfig
 from svoo.methods.dense import DenseConfig
 from svoo.metrics.compare import compare_videos
+from svoo.metrics.scores import Scorer
 from svoo.plugin.apply import apply
 from svoo.plugin.machine import OtherWork
 from svoo.plugin.provenance import hash_settings
-from svoo.plugin.record import record_profile
+from svoo.plugin.record import record_profile, samples_by_branch
 from svoo.plugin.run import LoopTimer
 from svoo.plugin.trial import Trial, run_trial, warm_up
 from svoo.studies.base import Skipped
@@ -37,7 +38,6 @@ MASSES = (0.8, 0.95)  # of the paper's Fig. 2, and of its profile
 _STALE = 2  # sparse runs after which dense is timed again
 BUSY = 0.1  # of the machine: if others take more while a run is timed, its time says little
 Task = Literal["text", "image"]
-Scorer = Callable[["Frames"], Mapping[str, float]]
 
 
 @dataclass
@@ -68,6 +68,7 @@ class Lab:
         scorer: Scorer | None = None,
         lpips: bool = False,
         retime: bool = False,
+        commit: str = "",
     ) -> None:
         """Measure on these inputs; `methods` restricts the other methods to some names. `retime`:
         runs that another or a busy machine has timed are made again. `lpips`: its weights are
@@ -83,6 +84,7 @@ class Lab:
         self.scorer = scorer
         self.lpips = lpips
         self.retime = retime
+        self.commit = commit
         self.on_step: Callable[[int, int], None] | None = None
         self._reference: _Reference | None = None
         self._warm: set[tuple[Task, Size]] = set()
@@ -149,12 +151,17 @@ class Lab:
         facts = {
             **{name: value for name, value in vars(setting).items() if name != "name"},
             "config": config.as_dict(),
-            "input": dict(entry),
+            "input": self.input_facts(entry, task),
             "size": str(size),
             "steps": self.scale.steps,
             "task": task,
         }
         return hash_settings(facts)
+
+    def input_facts(self, entry: Mapping[str, Any], task: Task = "text") -> dict[str, Any]:
+        """Return what of an input decides a run: its picture only where one is taken."""
+        takes_image = task == "image" or self.pipelines.needs_image()
+        return {name: facts for name, facts in entry.items() if takes_image or name != "image"}
 
     def run(
         self,
@@ -191,6 +198,7 @@ class Lab:
                 "seed": self.seed,
                 "scores": scores,
                 "others": max((share for share in busy if share is not None), default=None),
+                "commit": self.commit,
             }
             self.results.add("run", key, asdict(make_row(trial, dense, likeness, **facts)))
         return key
@@ -206,9 +214,10 @@ class Lab:
         return found["machine"] == self.machine and (found["others"] or 0.0) <= BUSY
 
     def _lacks_scores(self, run: Mapping[str, Any]) -> bool:
+        wanted = set() if self.scorer is None else set(self.scorer.names)
         is_dense = run["ssim"] is None  # it is compared with nothing
         no_lpips = self.lpips and run["lpips"] is None and not is_dense
-        return no_lpips or (self.scorer is not None and not run["scores"])
+        return no_lpips or not wanted <= set(run["scores"])
 
     def has(self, study: str, key: str, *, scored: bool = False) -> bool:
         """Return whether a result of a study is in the file; `scored`: with all its scores."""
@@ -235,10 +244,14 @@ class Lab:
             self._reference.age += 1
 
     def time_dense(self, size: Size) -> float:
-        """Return about how many seconds a dense run of this size takes, from one step of it."""
+        """Return about how many seconds a dense run of this size takes, from one step of it; say
+        so where the pipeline refuses the size, or another argument."""
         call = {**self.call(self.inputs[0], size), "num_inference_steps": 1}
         pipe = self.pipelines.open("text", None)
-        self._warm_up(pipe, call, "text", size)
+        try:
+            self._warm_up(pipe, call, "text", size)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.pipelines.name} refuses this video: {error}") from error
         with apply(pipe, DenseConfig(), None):
             start = time.perf_counter()
             pipe(**call, generator=seeded(self.seed), output_type="latent")
@@ -281,11 +294,16 @@ class Lab:
         """Run an input densely and show every call's video queries and keys `[B, H, N, D]` of the
         first branch to the observer; nothing is kept, so that large models can be looked at."""
 
+        seen = 0
+
         def show(call: Call, query: Tensor, key: Tensor) -> None:
+            nonlocal seen
             layout = call.need_layout("a study")
-            first = call.branch if isinstance(call.branch, str) else call.branch[0]
-            if first not in ("uncond", "forward 1"):
-                observer(call, layout.video_part(query[:1]), layout.video_part(key[:1]))
+            wanted = dict(samples_by_branch(call, len(query))).get("cond")
+            if wanted is not None:
+                seen += 1
+                sides = (layout.video_part(side[wanted[:1]]) for side in (query, key))
+                observer(call, *sides)
 
         pipe = self.pipelines.open("text", None)
         call = {**self.call(entry, size), "output_type": "latent"}
@@ -293,11 +311,14 @@ class Lab:
             handle.observe(show)
             timer = LoopTimer(self.on_step).as_argument(pipe)
             pipe(**call, generator=seeded(self.seed), **timer)
+        if not seen:
+            raise ModelError("no dense call of the guided branch was seen: nothing to look at")
 
     def densities(self, entry: Mapping[str, Any], size: Size) -> dict[str, Any]:
         """Return required densities of an input at `MASSES`: by layer and head `[layers, heads,
         masses]` over steps, by step and layer `[steps, layers, masses]` over heads."""
-        key = hash_settings({"input": dict(entry), "size": str(size), "steps": self.scale.steps})
+        facts = {"input": self.input_facts(entry), "size": str(size), "steps": self.scale.steps}
+        key = hash_settings(facts)
         found = self.results.find("profile", key)
         if found is None:
             call = self.call(entry, size)

@@ -46,6 +46,11 @@ class Pipelines:
         """Return whether the model makes no video without an image."""
         return "ImageToVideo" in type(self.open("text", None)).__name__
 
+    def dtype(self) -> str:
+        """Return the precision of the model, by name."""
+        pipe = self.open("text", None)
+        return str(pipe.transformer.dtype).removeprefix("torch.")
+
     def call_sizes(self) -> dict[str, Any]:
         """Return the model's own call arguments, and what the request asks for."""
         return call_sizes(self.request, self.model)

@@ -32,6 +32,7 @@ from svoo.studies.comparisons import (
     difference,
     groups_of,
     make_table,
+    on_one_machine,
     read_entries,
     run_jobs,
     say_difference,
@@ -56,7 +57,7 @@ _NEVER = "no warm-up"
 
 _NOTE = (
     "Medians over prompts, in brackets the 95 % bootstrap interval. Bold is best, underlined "
-    "second best; several are marked where the paired difference over prompts covers zero, none "
+    "second best; several are marked where the paired difference over prompts covers zero, no row "
     "with fewer than five prompts. Density is that of the sparse calls."
 )
 
@@ -137,7 +138,8 @@ def _judged(
     where all of them have enough prompts for a verdict, else the one with most."""
 
     def prompts(entries: Sequence[Entry]) -> int:
-        have = [{e.run.prompt for e in entries if e.setting == name} for name in names]
+        timed = on_one_machine(entries)
+        have = [{e.run.prompt for e in timed if e.setting == name} for name in names]
         return min(LEAST_PROMPTS, len(set.intersection(*have)))
 
     chosen = max(groups, key=lambda name: prompts(groups[name]), default="")

@@ -81,7 +81,7 @@ class RecallStudy:
             lab.look(entry, size, observe)
             return {"rows": [asdict(row) for row in rows]}
 
-        return per_input(lab, size, make)
+        return per_input(lab, size, make, budgets=BUDGETS, parts=_PARTS, rows=_ROWS)
 
     def show(self, results: Results) -> Section:
         """Return curves by layer, differences at equal density, and the verdict."""

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from svoo.errors import ConfigError
+from svoo.fleet.jobs import describe
 from svoo.storage import check_writable, write_atomically
 from svoo.studies.base import FIVE, Cell, Claim, Plot, Section, Study, Table, Videos
 from svoo.studies.results import Results
@@ -94,9 +95,17 @@ def make_chapters(results: Results) -> list[Chapter]:
     chapters = []
     for study in STUDIES:
         reasons = [
-            data["why"] for key, data in skipped.items() if key.startswith(f"{study.name} | ")
+            data["why"]
+            for key, data in skipped.items()
+            if key.startswith(f"{study.name} | ") and data["why"]
         ]
-        section = study.show(results)
+        try:
+            section = study.show(results)
+        except (KeyError, TypeError, IndexError) as error:
+            raise ConfigError(
+                f"a row of study {study.name} cannot be read ({describe(error)}): "
+                f"results.jsonl was changed, or is of another svoo"
+            ) from error
         if section.parts or reasons:
             chapters.append(Chapter(study, section, list(dict.fromkeys(reasons))))
     return chapters
@@ -108,9 +117,14 @@ def _machines(results: Results) -> list[str]:
 
 
 def _prompts(results: Results) -> list[str]:
-    return list(
-        dict.fromkeys(text for facts in results.sessions() for text in facts.get("prompts", []))
-    )
+    """Return the prompts that there are rows of, in the order in which they were given."""
+    given = (text for facts in results.sessions() for text in facts.get("prompts", []))
+    used = {
+        data.get("prompt") or key.partition(" | ")[0]
+        for kind in ("run", *(study.name for study in STUDIES))
+        for key, data in results.of_kind(kind).items()
+    }
+    return [text for text in dict.fromkeys(given) if text in used]
 
 
 def _settings(results: Results) -> dict[str, dict[str, Any]]:

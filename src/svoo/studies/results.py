@@ -51,8 +51,13 @@ class Results:
         return None
 
     def of_kind(self, kind: str) -> dict[str, dict[str, Any]]:
-        """Return the latest data of every key of a kind, in the order of their first lines."""
-        return {record.key: record.data for record in self.records if record.kind == kind}
+        """Return the latest data of every key of a kind, in the order of their last lines."""
+        found: dict[str, dict[str, Any]] = {}
+        for record in self.records:
+            if record.kind == kind:
+                found.pop(record.key, None)
+                found[record.key] = record.data
+        return found
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return what is known of every start of the command."""
@@ -109,11 +114,13 @@ def read_results(path: Path) -> Results:
 def continue_results(path: Path, about: Mapping[str, Any]) -> Iterator[Results]:
     """Open a file of results to add to it, alone; begin it if there is none.
 
-    `about` is what all its figures share; a file that was begun for something else is refused.
+    `about` is what all its figures share; a file that was begun for something else is refused. One
+    that is begun and comes to no result, as after a wrong size, is taken away again.
     """
     check_writable(path)
     with locked(path):
-        if path.exists():
+        begun = not path.exists()
+        if not begun:
             results = read_results(path)
             _check_same(path, results.about, json.loads(json.dumps(about)))
             _cut_unfinished(path)
@@ -121,7 +128,12 @@ def continue_results(path: Path, about: Mapping[str, Any]) -> Iterator[Results]:
             results = Results(dict(about))
             write_atomically(path, _as_line({_TITLE: FORMAT, "about": dict(about)}))
         results.path = path
-        yield results
+        try:
+            yield results
+        except Exception:
+            if begun and all(record.kind == "session" for record in results.records):
+                path.unlink(missing_ok=True)
+            raise
 
 
 def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

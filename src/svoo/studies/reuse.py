@@ -77,7 +77,9 @@ class ReuseStudy:
             Setting(f"every {every}", changed(lab, paper_mode(lab), recluster_every=every))
             for every in intervals
         ]
-        jobs = per_input(lab, scale.small, make, turn=TABLES)
+        jobs = per_input(lab, scale.small, make, turn=TABLES, first=first)
+        if not lab.wants("svoo"):
+            return jobs
         return jobs + run_jobs(
             lab, "intervals", settings, scale.small, prompts=scale.prompts, turn=TABLES
         )

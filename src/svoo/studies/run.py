@@ -73,7 +73,7 @@ def read_study_inputs(order: Order) -> list[dict[str, Any]]:
     if count is None:
         # A file of one's own is taken whole.
         count = min(len(texts), scale.prompts) if order.prompts is None or order.quick else None
-    inputs = read_inputs(path, order.images, count)
+    inputs = read_inputs(path, order.images, count, option="--count")
     if order.request.model == "mini":
         for chosen, what in (
             (MINI_PROMPTS, "the embedded model's profile was measured on"),
@@ -125,6 +125,7 @@ def make_lab(
         scorer=scorer,
         lpips=why_no_lpips is None,
         retime=order.retime,
+        commit=describe_commit(),
     )
     facts = {
         "machine": machine,
@@ -183,6 +184,28 @@ def plan_jobs(studies: Sequence[Study], lab: Lab) -> list[tuple[Study, Job]]:
     return sorted(planned, key=lambda pair: (pair[1].turn, prompts.get(pair[1].prompt, last)))
 
 
+def bring_up_to_date(studies: Sequence[Study], lab: Lab) -> None:
+    """Make the file's last lines those of what is planned now: a row of settings that are back
+    comes again, and nothing is said to be left out for a reason that is gone."""
+    planned = plan_jobs(studies, lab)
+    keys = {f"{study.name} | {job.key}" for study, job in planned}
+    names = {study.name for study in studies}
+    for key, data in lab.results.of_kind("skipped").items():
+        if data["why"] and key.partition(" | ")[0] in names and key not in keys:
+            lab.results.add("skipped", key, {"why": ""})
+    for study in studies:
+        latest = {_row_name(key): key for key in lab.results.of_kind(study.name)}
+        for _, job in (pair for pair in planned if pair[0] is study):
+            found = lab.results.find(study.name, job.key)
+            if found is not None and latest[_row_name(job.key)] != job.key:
+                lab.results.add(study.name, job.key, found)
+
+
+def _row_name(key: str) -> str:
+    """Return what a job's key says but the hash of its settings."""
+    return key.rpartition(" | ")[0]
+
+
 def pending(studies: Sequence[Study], lab: Lab) -> list[tuple[Study, Job]]:
     """Return what is not in the file yet."""
     return [
@@ -219,17 +242,19 @@ def run_studies(
             return Done(left_out, failed, todo[number:])
         if progress is not None:
             progress(study.name, sum(lengths[:number]), total)
+        skipped = f"{study.name} | {job.key}"
         try:
             found = job.make()
         except Skipped as why:
             left_out.append(f"{study.name}: {why}")
-            key, reason = f"{study.name} | {job.key}", {"why": str(why)}
-            if lab.results.find("skipped", key) != reason:
-                lab.results.add("skipped", key, reason)
+            if lab.results.find("skipped", skipped) != {"why": str(why)}:
+                lab.results.add("skipped", skipped, {"why": str(why)})
         except Exception as error:  # noqa: BLE001 (whatever it is: the other jobs go on)
             failed.append(f"{study.name}: {job.key}: {describe(error)}")
             if complain is not None:
                 complain(f"failed: {failed[-1]}")
         else:
             lab.results.add(study.name, job.key, found, monotonic() - now)
+            if (lab.results.find("skipped", skipped) or {}).get("why"):
+                lab.results.add("skipped", skipped, {"why": ""})
     return Done(left_out, failed)

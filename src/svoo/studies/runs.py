@@ -34,9 +34,9 @@ class RunRow:
 
     Seconds are those of the denoising loop; `planning` is the part of clustering and selection,
     `attention` a call's, planning included. `psnr` is None for equal videos and for dense.
-    `others` is the share of the machine that other processes took while it was timed. `density`
-    is that of the sparse calls, `error` how far these are from dense ones; `dense_reasons` counts
-    the dense calls of all layers by reason.
+    `others` is the share of the machine that other processes took meanwhile, `commit` the code's.
+    `density` is that of the sparse calls, `error` how far these are from dense ones;
+    `dense_reasons` counts the dense calls of all layers by reason.
     """
 
     prompt: str
@@ -61,6 +61,7 @@ class RunRow:
     dense_attention: float
     scores: dict[str, float]
     others: float | None = None
+    commit: str = ""
     sparse_calls: int = 0
     dense_calls: int = 0
     error: float | None = None

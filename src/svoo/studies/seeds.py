@@ -21,7 +21,6 @@ from svoo.studies.base import (
     Skipped,
     Table,
     as_png,
-    per_input,
 )
 from svoo.studies.comparisons import say_difference, say_interval, verdict_of
 from svoo.studies.lab import Lab
@@ -30,16 +29,19 @@ from svoo.studies.runs import Setting
 from svoo.studies.settings import OURS, PAPER, main_settings
 from svoo.studies.statistics import interval, paired
 
+_OTHER = {"float32": "bfloat16", "bfloat16": "float32"}
 _PROBE = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); (x @ x).sum().item()"
-SEED, STEP, HALF = "another seed", "one step less", "bfloat16"
+SEED, STEP = "another seed", "one step less"
 
 
 @dataclass(frozen=True)
 class SeedsRow:
-    """PSNR and SSIM of one changed run against the dense one; PSNR None: equal."""
+    """PSNR and SSIM of one changed run against the dense one; PSNR None: equal. `settings` names
+    all that decides it but the prompt: of a change only rows with the latest are shown."""
 
     prompt: str
     change: str
+    settings: str
     psnr: float | None
     ssim: float
 
@@ -51,41 +53,43 @@ class SeedsStudy:
     title = "What a decibel means"
     paper = "not in the paper"
     about = (
-        "PSNR between the dense video and other dense ones (the next seed, one step less, "
-        "bfloat16 instead of float32), beside that of the sparse ones."
+        "PSNR between the dense video and other dense ones (the next seed, one step less, the "
+        "other precision of bfloat16 and float32), beside that of the sparse ones."
     )
 
     def jobs(self, lab: Lab) -> list[Job]:
         """Return for each input the changed dense runs and two sparse ones."""
         size = lab.scale.small
-        settings = [
-            Setting(SEED, None, seed=1),
-            Setting(STEP, None, fewer_steps=1),
-            Setting(HALF, None, dtype="bfloat16"),
-            *(found for found in main_settings(lab, 0.0) if found.name in (PAPER, OURS)),
-        ]
-
-        def make(entry: Mapping[str, Any]) -> dict[str, Any]:
-            dense = lab.reference(entry, size).frames
-            rows = []
+        other = _OTHER.get(lab.pipelines.dtype(), "float32")
+        settings = [Setting(SEED, None, seed=1), Setting(STEP, None, fewer_steps=1)]
+        settings += [found for found in main_settings(lab, 0.0) if found.name in (PAPER, OURS)]
+        if other == "float32" or computes_in_half():
+            settings.append(Setting(other, None, dtype=other))
+        jobs = []
+        for entry in lab.inputs[: lab.scale.prompts]:
             for setting in settings:
-                if setting.dtype is not None and not computes_in_half():
-                    continue
-                alike = compare_videos(dense, lab.frames(setting, entry, size))
-                equal = alike.psnr == float("inf")
-                psnr = None if equal else alike.psnr
-                rows.append(SeedsRow(entry["prompt"], setting.name, psnr, alike.ssim))
-            return {"rows": [asdict(row) for row in rows]}
 
-        runs = 1 + len(settings)
-        jobs = per_input(lab, size, make, lab.scale.prompts, runs=runs, turn=TABLES)
-        return jobs if computes_in_half() else [*jobs, Job(HALF, _skip_half, 0.0, turn=TABLES)]
+                def make(
+                    setting: Setting = setting, entry: Mapping[str, Any] = entry
+                ) -> dict[str, Any]:
+                    dense = lab.reference(entry, size).frames
+                    alike = compare_videos(dense, lab.frames(setting, entry, size))
+                    psnr = None if alike.psnr == float("inf") else alike.psnr
+                    facts = entry["prompt"], setting.name, lab.run_key(setting, {}, size)
+                    return asdict(SeedsRow(*facts, psnr, alike.ssim))
+
+                run = lab.run_key(setting, entry, size)
+                key = f"{setting.name} | {entry['prompt']} | {run}"
+                jobs.append(Job(key, make, lab.scale.cost(size), entry["prompt"], TABLES))
+        if other != "float32" and not computes_in_half():
+            jobs.append(Job(other, _skip_half, 0.0, turn=TABLES))
+        return jobs
 
     def show(self, results: Results) -> Section:
         """Return the table, a picture, and whether ours loses less than another step count."""
-        rows = [
-            SeedsRow(**row) for data in results.of_kind(self.name).values() for row in data["rows"]
-        ]
+        every = [SeedsRow(**data) for data in results.of_kind(self.name).values()]
+        latest = {row.change: row.settings for row in every}
+        rows = [row for row in every if row.settings == latest[row.change]]
         if not rows:
             return Section()
         psnr: dict[str, dict[str, float]] = {}

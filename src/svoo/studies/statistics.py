@@ -30,11 +30,13 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval | None:
-    """Return the median with a percentile bootstrap interval; None if there are no values.
+    """Return the median with a percentile bootstrap interval; None if there are no values. What is
+    no number is left out.
 
     The draws are the same every time. The PSNR of equal videos is infinite: it counts as more than
     any other.
     """
+    values = [value for value in values if not math.isnan(value)]
     if not values:
         return None
     drawn_from = np.clip(np.array(values, dtype=np.float64), -_ENDLESS, _ENDLESS)
@@ -53,8 +55,7 @@ def _unclip(value: float) -> float:
 
 def paired(first: Mapping[str, float], second: Mapping[str, float]) -> Interval | None:
     """Return first - second over the prompts that both have; None if there is none."""
-    differences = [first[name] - second[name] for name in first if name in second]
-    return interval([value for value in differences if not math.isnan(value)])
+    return interval([first[name] - second[name] for name in first if name in second])
 
 
 def best_two(
@@ -62,7 +63,8 @@ def best_two(
 ) -> tuple[list[str], list[str]]:
     """Return the names of the best and of the second best by median over prompts.
 
-    Each comes with all whose paired difference to it covers zero: no winner is named among these.
+    Each comes with all whose paired difference to it covers zero, or is of too few prompts: no
+    winner is named among these.
     """
     sign = 1 if higher_is_better else -1
     left = {
@@ -82,4 +84,4 @@ def best_two(
 
 def _alike(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
     difference = paired(first, second)
-    return difference is None or difference.covers_zero
+    return difference is None or difference.count < LEAST_PROMPTS or difference.covers_zero

@@ -24,7 +24,7 @@ from svoo.studies.lab import Lab
 from svoo.studies.results import Results
 from svoo.studies.runs import Setting
 from svoo.studies.settings import OURS, PAPER, changed, our_mode, paper_mode
-from svoo.studies.statistics import Interval, interval
+from svoo.studies.statistics import paired
 
 # Values of a method's knob, from near dense to far.
 SWEEPS: dict[str, tuple[float, ...]] = {
@@ -148,11 +148,10 @@ def _claim(entries: Sequence[Entry]) -> Claim:
     field, values = knob_of(PAPER), SWEEPS[PAPER]
     quality = by_prompt(entries, PSNR)
     ends = [quality.get(f"{PAPER}, {field} {value:g}", {}) for value in (values[0], values[-1])]
-    both = [prompt for prompt in ends[0] if prompt in ends[1]]
-    lost: Interval | None = interval([ends[0][name] - ends[1][name] for name in both])
+    lost = paired(*ends)
     verdict: Verdict = verdict_of(lost)
     figure = "nothing was run"
     if lost is not None:
         figure = f"from {field} {values[0]:g} to {values[-1]:g} it loses {lost.median:.1f} dB"
         figure += f" ({lost.low:.1f} to {lost.high:.1f})"
-    return Claim("Quality falls gradually as sparsity grows", verdict, figure)
+    return Claim("Quality falls as sparsity grows", verdict, figure)

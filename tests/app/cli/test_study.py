@@ -161,7 +161,7 @@ def test_a_busy_machine_and_missing_weights_are_noted(
         (["layers", "--prompts", "none.txt"], "cannot read the prompts"),
         (["layers", "--model", "wan2.1-t2v-1.3b"], "give --prompts FILE"),
         (["layers", "--height", "32"], "together"),
-        (["layers", "--count", "99"], "1 to the 16 prompts"),
+        (["layers", "--count", "99"], "--count must be 1 to the 16 prompts"),
         (["report"], "there are no results"),
     ],
 )
@@ -171,6 +171,13 @@ def test_bad_input_is_refused_before_work(
     done = study(*arguments, "--out", str(tmp_path / "out"))
     assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_size_that_the_pipeline_refuses_leaves_nothing(tmp_path: Path) -> None:
+    sizes = ["--steps", "1", "--frames", "9", "--height", "33", "--width", "48"]
+    done = study("layers", *sizes, "--count", "1", "--out", str(tmp_path))
+    assert isinstance(done.exception, ConfigError) and "refuses this video" in str(done.exception)
+    assert not (tmp_path / "results.jsonl").exists()
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -102,7 +102,16 @@ def run(
     from svoo.studies.forecast import make_forecast
     from svoo.studies.report import HTML, write_report
     from svoo.studies.results import read_results
-    from svoo.studies.run import RESULTS, Done, Order, open_lab, pending, plan_jobs, run_studies
+    from svoo.studies.run import (
+        RESULTS,
+        Done,
+        Order,
+        bring_up_to_date,
+        open_lab,
+        pending,
+        plan_jobs,
+        run_studies,
+    )
     from svoo.studies.spread import spread_studies
     from svoo.studies.table import STUDIES, find_studies
 
@@ -131,6 +140,7 @@ def run(
                     bar.update(task, description=study, completed=done, total=total)
 
                 with open_lab(order) as lab:
+                    bring_up_to_date(chosen, lab)
                     todo, planned = pending(chosen, lab), plan_jobs(chosen, lab)
                     if any(job.scored for _, job in planned):
                         _say_what_is_missing(output, lab)
