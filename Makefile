@@ -92,7 +92,7 @@ figures: setup ## Make every figure of README and docs again: about ten hours on
 	@$(FRONTIER) --name size780 --only default --height 48 --width 80
 	@$(FRONTIER) --name size14400 --only default --frames 97 --prompts 2
 	@$(RUN) benchmarks/frontier_pages.py
-	@$(RUN) benchmarks/labels.py --out docs/benchmarks --page docs/frontier.md
+	@$(RUN) benchmarks/variants.py --out docs/benchmarks --page docs/frontier.md
 	@$(RUN) benchmarks/error_estimate.py --out docs/benchmarks --page docs/frontier.md
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --few
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144

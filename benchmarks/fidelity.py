@@ -18,7 +18,6 @@ from svoo.catalogue import find_model
 from svoo.core.quality import output_error, recall
 from svoo.core.random import seeded
 from svoo.core.terms import FarTerms, MeanTerms
-from svoo.methods.svoo.labels import cluster_counts
 from svoo.methods.warm_up import warm_up
 from svoo.session.finish import correct_video, finish_plan
 
@@ -78,8 +77,6 @@ class Fidelity:
         if exact is None:
             exact = scaled_dot_product_attention(*tokens, scale=call.scale)
         figures = run_decision(tokens, call, config, decision, exact)
-        if isinstance(config, svoo.SVOOConfig) and not counted:
-            counted["modelled"] = our_planning(config, *tokens[:2])
         figures["work"] += sum(counted.values())
         return figures, exact
 
@@ -134,21 +131,6 @@ def term_share(plan: svoo.BlockPlan) -> float:
             count = count + plan.terms.groups.bias.isfinite().sum(dim=-1)
     terms = (count * plan.query_sizes).sum(dim=-1).double().mean()
     return float(terms) / (plan.query_tokens * plan.key_tokens)
-
-
-def our_planning(config: svoo.SVOOConfig, query: Tensor, key: Tensor) -> float:
-    """Return the modelled planning of an SVOO call, which does not count its own: products of
-    tokens and centroids (on 16 features with k-means; shared by two branches and so many steps),
-    and of query centroids with all keys and values where there are far terms. As the k-means
-    methods count theirs, a product counts as a whole pair."""
-    clusters = sum(cluster_counts(config, query, key)) / key.shape[2]
-    width = 16 if config.clustering == "kmeans" else query.shape[3]
-    rounds = 1 if config.clustering == "kmeans" else config.iterations
-    work = rounds * clusters * width / query.shape[3] / config.recluster_every
-    work /= 2 if config.share_branches else 1
-    if config.compensate == "far":
-        work += cluster_counts(config, query, key)[0] / query.shape[2]
-    return work
 
 
 def measure_fidelity(

@@ -10,11 +10,12 @@ from svoo import VideoLayout, run_plan
 from svoo.core.clustering import Implementation
 from svoo.core.far_field import FarField, Moments
 from svoo.core.far_groups import group_keys
-from svoo.core.far_plan import choose_tiers, plan_far_field
+from svoo.core.far_plan import add_far_terms, choose_tiers, plan_far_field
 from svoo.core.kmeans import k_means
 from svoo.core.plan import BlockPlan
 from svoo.core.sorting import sort_sides
 from svoo.core.terms import FarTerms
+from svoo.errors import PlanError
 
 on_every_implementation = pytest.mark.parametrize(
     "by", ["torch", pytest.param("cpp", marks=pytest.mark.compiler)]
@@ -168,3 +169,13 @@ def test_the_kernel_is_the_definition(case: Case, groups: int, tolerance: float)
             torch.testing.assert_close(
                 mine[sure][some].double(), other[sure][some], atol=1e-3, rtol=1e-3
             )
+
+
+def test_terms_that_would_fill_the_memory_are_refused() -> None:
+    blocks = 70_000
+    keep = torch.ones(1, 1, 1, 1, dtype=torch.bool).expand(1, 1, blocks, blocks)
+    sizes = torch.ones(1, 1, blocks, dtype=torch.int64)
+    plan = BlockPlan(None, None, sizes, sizes, keep, check=False)
+    tokens = torch.zeros(1, 1, blocks, 8)
+    with pytest.raises(PlanError, match="70,000 x 70,000 blocks take 157 GB per head"):
+        add_far_terms(plan, tokens, tokens, tokens)

@@ -53,6 +53,20 @@ def test_runs_on_every_model(clip: tuple[Any, torch.Tensor], name: str) -> None:
     assert experts == ({0, 1} if getattr(pipe, "transformer_2", None) is not None else {0})
 
 
+def test_default_mode_runs_on_every_model(clip: tuple[Any, torch.Tensor]) -> None:
+    pipe, dense = clip
+    counts: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8}
+    always: dict[str, Any] = {"densest": 1.0, "worst_error": 1e6, "strict": True}
+    with svoo.apply(pipe, svoo.SVOOConfig(tolerance=0.05, **counts, **always)) as handle:
+        frames = tiny.generate(pipe, steps=4)
+        stats = handle.stats()
+    assert frames.shape == dense.shape and bool(frames.isfinite().all())
+    assert stats.dense_calls == 0 and stats.density is not None and stats.density < 1
+    assert stats.error is not None and set(stats.work) == {"clustering", "selection"}
+    experts = {layer.stage for layer in stats.layers if layer.sparse_calls > 0}
+    assert experts == ({0, 1} if getattr(pipe, "transformer_2", None) is not None else {0})
+
+
 @pytest.fixture(scope="module")
 def mini() -> Any:
     pipe = load()

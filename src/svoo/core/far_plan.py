@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from svoo.core.clustering import Implementation, choose_implementation
 from svoo.core.far_field import (
+    VALUE_BYTES,
     FarField,
     Moments,
     expected_error,
@@ -28,7 +30,10 @@ from svoo.core.plan import BlockPlan, add_text
 from svoo.core.sorting import SortedLabels
 from svoo.core.terms import FarTerms, GroupTerms
 from svoo.core.validate import default_scale, inference_only
+from svoo.errors import PlanError
 from svoo.kernels.cpp import far_field as cpp
+
+_MOST = 4  # times VALUE_BYTES, that one head's terms may take
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +174,7 @@ def add_far_terms(
     far-field terms for all that it leaves out."""
     factor = default_scale(query, scale)
     by = choose_implementation(query, implementation)
+    _check_memory(plan, query)
     orders = [
         _as_they_are(side) if order is None else order
         for side, order in ((query, plan.query_order), (key, plan.key_order))
@@ -188,6 +194,18 @@ def add_far_terms(
     middle = ~plan.keep & (plan.key_sizes > 0).unsqueeze(2)
     terms = FarTerms(middle, seen.bias.float(), seen.value)
     return replace(plan, terms=terms, check=False)
+
+
+def _check_memory(plan: BlockPlan, query: Tensor) -> None:
+    """Refuse terms that are too many even for a head alone."""
+    batch, blocks = query.shape[0], plan.keep.shape[2:]
+    head = batch * math.prod(blocks) * query.shape[3] * query.element_size()
+    if head > _MOST * VALUE_BYTES:
+        raise PlanError(
+            f"far-field terms of {blocks[0]:,} x {blocks[1]:,} blocks take {head / 1e9:.0f} GB "
+            f"per head, expected at most {_MOST * VALUE_BYTES / 1e9:.0f}: take larger blocks, or "
+            'compensate="mean"'
+        )
 
 
 def _as_they_are(tokens: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -101,6 +101,14 @@ class BlockPlan:
             queries, keys = queries - padding, keys - padding
             pairs = pairs - padding * keys
         return pairs.float() / (queries * keys).float()
+
+    def of_heads(self, heads: slice) -> BlockPlan:
+        """Return the plan of some heads; of plans without terms."""
+        assert self.terms is None
+        names = ("query_order", "key_order", "query_sizes", "key_sizes", "keep")
+        sides = {name: getattr(self, name) for name in names}
+        some = {n: side if side is None else side[:, heads] for n, side in sides.items()}
+        return replace(self, **some, check=False)
 
     def to_dense_mask(self) -> Tensor:
         """Return which pairs are computed in the original token order, bool `[B, H, N, M]`: for

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from svoo.errors import SlowBackendError
 from svoo.methods.base import Call, Corrected, Dense, MethodConfig, Run, unknown
 from svoo.profiles.profile import Profile
 from svoo.session.checks import check_call, check_config, check_layout, check_run
-from svoo.session.finish import check_strict, correct_video, finish_plan, video_part
+from svoo.session.finish import check_strict, correct_video, finish_plan, split_heads, video_part
 from svoo.session.stats import LayerCounter, RunStats, Statistics
 from svoo.session.summary import describe_budgets, summarise
 from svoo.session.worth import why_dense_pays
@@ -152,22 +153,27 @@ class Session:
         groups = self._head_groups(query, key)
         done: list[_Part] = []
         for heads in groups:
+            share = (heads.stop - heads.start) / query.shape[1]
             here = replace(
-                call, head_offset=head_offset + heads.start, more_heads=heads != groups[-1]
+                call,
+                head_offset=head_offset + heads.start,
+                more_heads=heads != groups[-1],
+                count=partial(_count_share, call, share),
             )
             shown = [video_part(side[:, heads], layout) for side in tokens]
             decision = self.method.plan(shown[0], shown[1], shown[2], here)
             if isinstance(decision, Dense):
                 return self.attend_densely(tokens, call, decision, dense)
             part = query[:, heads], key[:, heads], value[:, heads]
-            try:
-                ran = self._run(part, here, decision, counter)
-            except SlowBackendError as error:
-                self._slow[kind] = Dense(str(error))
-                return self.attend_densely(tokens, call, self._slow[kind], dense)
-            if ran.verdict is not None:
-                return self.attend_densely(tokens, call, ran.verdict, dense)
-            done.append(ran)
+            for some, own in split_heads(decision, part, self.config):
+                try:
+                    ran = self._run(tuple(side[:, some] for side in part), here, own, counter)
+                except SlowBackendError as error:
+                    self._slow[kind] = Dense(str(error))
+                    return self.attend_densely(tokens, call, self._slow[kind], dense)
+                if ran.verdict is not None:
+                    return self.attend_densely(tokens, call, ran.verdict, dense)
+                done.append(ran)
         counter.sparse_calls += 1
         counter.density.add(gather_heads(torch.cat([part.density for part in done])))
         recalls = [part.recall for part in done if part.recall is not None]
@@ -253,7 +259,7 @@ class Session:
 
     def _run(
         self,
-        tokens: tuple[Tensor, Tensor, Tensor],
+        tokens: tuple[Tensor, ...],
         call: Call,
         decision: BlockPlan | Corrected,
         counter: LayerCounter,
@@ -329,3 +335,8 @@ class Session:
     def summary(self) -> str:
         """Return the statistics as a text table."""
         return summarise(self.stats())
+
+
+def _count_share(call: Call, heads: float, phase: str, share: float) -> None:
+    """Count the work that a method did for this share of a call's heads."""
+    call.count(phase, share * heads)

@@ -12,7 +12,7 @@ from svoo.core.plan import BlockPlan
 from svoo.core.sorting import SortedLabels, sort_sides
 from svoo.methods.base import Call
 from svoo.methods.svoo.config import SVOOConfig
-from svoo.methods.svoo.labels import LabelState, cluster, cluster_counts
+from svoo.methods.svoo.labels import LabelState, cluster, cluster_counts, clustering_work
 
 
 def plan_far_call(
@@ -35,8 +35,12 @@ def plan_far_call(
             shown = [query, key, value]
             if len(firsts) < len(query):  # picking all of them would copy them
                 shown = [side[firsts] for side in shown]
+            warm = config.clustering == "kmeans" and state.fits(*shown[:2], len(shown[0]))
+            rounds = 1 if warm else config.iterations
+            call.count("clustering", clustering_work(query, key, config, rounds))
             state.keep(*_new_sides(shown, config, call, state, counts))
         sides = state.sides_of(videos)
+    call.count("selection", counts[0] / query.shape[2])  # query means look at all keys
     with call.watch("selection"):
         return plan_far_field(
             query,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from svoo.core.cluster_counts import default_clusters, far_fineness
 from svoo.core.clustering import CoClusters, co_cluster, from_sorted
-from svoo.core.features import equal_labels
+from svoo.core.features import FEATURES, equal_labels
 from svoo.core.kmeans import k_means
 from svoo.core.sorting import SortedLabels, sort_sides
 from svoo.methods.svoo.config import SVOOConfig
@@ -91,6 +91,18 @@ def cluster_counts(config: SVOOConfig, query: Tensor, key: Tensor) -> tuple[int,
             for side, count in enumerate(tokens)
         ]
     return config.query_clusters or blocks[0], config.key_clusters or blocks[1]
+
+
+def clustering_work(query: Tensor, key: Tensor, config: SVOOConfig, rounds: int) -> float:
+    """Return the products of tokens and centroids in so many rounds, as a share of those of all
+    pairs: k-means sees few features, co-clusters whole tokens, equal blocks none."""
+    if config.clustering == "balanced":
+        return 0.0
+    size = query.shape[3]
+    width = min(FEATURES, size) if config.clustering == "kmeans" else size
+    counts = cluster_counts(config, query, key)
+    shares = (count / side.shape[2] for count, side in zip(counts, (key, query), strict=True))
+    return rounds * sum(shares) * width / size
 
 
 def cluster(

@@ -187,6 +187,8 @@ def plan_call(
             state = state or LabelState(step=call.step)
             firsts = [videos.index(video) for video in range(max(videos) + 1)]
             shown = (query, key) if len(firsts) == len(query) else (query[firsts], key[firsts])
+            counts = cluster_counts(config, query, key)
+            call.count("clustering", config.iterations * sum(counts) / key.shape[2])
             clusters = state.remember(cluster(*shown, config, call.chance(config.seed)))
             if len(firsts) < len(query):
                 clusters = state.reuse(query, key, config.recluster_every, videos)

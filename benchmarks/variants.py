@@ -1,11 +1,11 @@
-"""Who makes the labels, and how many: k-means, co-clusters, mixtures of both, counts of each side.
+"""Default mode with one part exchanged: who makes the labels, how many clusters, factors by step.
 
-    python benchmarks/labels.py --out docs/benchmarks --page docs/frontier.md
+    python benchmarks/variants.py --out docs/benchmarks --page docs/frontier.md
 
-Default mode with other labels on held-out prompts, dense and sparse from the same noise. The
-mixtures are no settings: they are put in the method's place here, to see what they would give.
-Nothing is timed: the price of labels is in the frontier's rows. Two minutes on two cores at 2,340
-tokens.
+K-means, co-clusters and mixtures of both; half and twice the clusters of each side; tolerances
+that grow over the steps. On held-out prompts, dense and sparse from the same noise. Mixtures and
+late factors are no settings: they are put in the method's place here, to see what they would give.
+Nothing is timed. Some minutes on two cores at 2,340 tokens.
 """
 
 from __future__ import annotations
@@ -64,28 +64,50 @@ def co_first(
     return _make(tokens, config, call, state, counts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Growing(SVOOConfig):
+    """Half the tolerance in the first quarter of the steps, all of it in the second, then 1.5
+    times: what the sketch of the far field had."""
+
+    def tolerance_at(self, step: int, steps: int) -> float:
+        """Return the tolerance of a step."""
+        assert self.tolerance is not None
+        return self.tolerance * (0.5 if step < steps / 4 else 1.0 if step < steps / 2 else 1.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late(SVOOConfig):
+    """The default's tolerances, and 1.5 times in the second half of the steps."""
+
+    def tolerance_at(self, step: int, steps: int) -> float:
+        """Return the tolerance of a step."""
+        return super().tolerance_at(step, steps) * (1.0 if step < steps / 2 else 1.5)
+
+
 @dataclass(frozen=True)
-class Labels:
-    """A way to label: settings, and for mixtures who makes the labels in the method's place."""
+class Variant:
+    """Settings, and for mixtures who makes the labels in the method's place."""
 
     config: SVOOConfig
     maker: Maker | None = None
 
 
-def ways(tokens: int) -> dict[str, Labels]:
+def variants(tokens: int) -> dict[str, Variant]:
     """Return all that is tried on a video of so many tokens."""
     found = {
-        "k-means (default)": Labels(K_MEANS),
-        "co-clusters": Labels(CO),
-        "co-clusters for queries, k-means for keys": Labels(K_MEANS, co_queries),
-        "k-means for queries, co-clusters for keys": Labels(K_MEANS, co_keys),
-        "co-clusters at the first step, k-means from there": Labels(K_MEANS, co_first),
+        "default: k-means, a quarter of the tolerance in the first tenth": Variant(K_MEANS),
+        "co-clusters": Variant(CO),
+        "co-clusters for queries, k-means for keys": Variant(K_MEANS, co_queries),
+        "k-means for queries, co-clusters for keys": Variant(K_MEANS, co_keys),
+        "co-clusters at the first step, k-means from there": Variant(K_MEANS, co_first),
+        "tolerance x .5, 1, 1.5 from a quarter and a half on": Variant(Growing()),
+        "1.5 times the tolerance in the second half": Variant(Late()),
     }
     counts = default_clusters(tokens, far_fineness(tokens))
     for side, count in zip(("query", "key"), counts, strict=True):
         for word, factor in (("half", 0.5), ("twice", 2.0)):
             change: dict[str, Any] = {f"{side}_clusters": round(count * factor)}
-            found[f"{word} the {side} clusters"] = Labels(replace(K_MEANS, **change))
+            found[f"{word} the {side} clusters"] = Variant(replace(K_MEANS, **change))
     return found
 
 
@@ -98,13 +120,13 @@ def made_by(maker: Maker | None) -> Iterator[None]:
 
 def as_rows(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Return the table: medians over prompts, and the prompt by prompt gain over the default."""
-    names = list(dict.fromkeys(row["labels"] for row in rows))
-    psnr = {name: {r["prompt"]: r["psnr"] for r in rows if r["labels"] == name} for name in names}
+    names = list(dict.fromkeys(row["variant"] for row in rows))
+    psnr = {name: {r["prompt"]: r["psnr"] for r in rows if r["variant"] == name} for name in names}
     table: list[tuple[str, ...]] = [
-        ("labels", "density", "error of outputs", "PSNR", "less the default, by prompt")
+        ("variant", "density", "error of outputs", "PSNR", "less the default, by prompt")
     ]
     for name in names:
-        own = [row for row in rows if row["labels"] == name]
+        own = [row for row in rows if row["variant"] == name]
         gains = [psnr[name][text] - psnr[names[0]][text] for text in psnr[name]]
         said = "" if name == names[0] else ", ".join(f"{gain:+.1f}" for gain in gains)
         worst = min(psnr[name].values())
@@ -132,7 +154,7 @@ def main(
 ) -> None:
     """Try all of them, and print the table."""
     if page is not None:
-        check_section(page, "labels")
+        check_section(page, "variants")
     pipe, model = load(), find_model("mini")
     pipe.set_progress_bar_config(disable=True)
     sizes = {"height": height, "width": width, "num_frames": frames, "num_inference_steps": steps}
@@ -141,18 +163,18 @@ def main(
     for text in track(held_out_prompts(prompts), "held-out prompts"):
         call = model.call_defaults | sizes | {"prompt": text}
         dense = run_trial(pipe, "dense", None, call=call)
-        for name, labels in ways(tokens).items():
-            with made_by(labels.maker):
-                trial = run_trial(pipe, name, labels.config, call=call, against=dense)
+        for name, variant in variants(tokens).items():
+            with made_by(variant.maker):
+                trial = run_trial(pipe, name, variant.config, call=call, against=dense)
             assert trial.likeness is not None
             found = {"density": trial.density, "psnr": trial.likeness.psnr}
-            rows.append({"prompt": text, "labels": name, "error": trial.stats.error, **found})
-    save(out, "labels", rows, sizes=sizes, weights=fingerprint(pipe))
+            rows.append({"prompt": text, "variant": name, "error": trial.stats.error, **found})
+    save(out, "variants", rows, sizes=sizes, weights=fingerprint(pipe))
     text = as_table(*as_rows(rows))
     print(text)
     if page is not None:
         about = describe_runs(tokens, steps, prompts, machine())
-        fill_section(page, "labels", f"{about}\n\n{text}")
+        fill_section(page, "variants", f"{about}\n\n{text}")
 
 
 if __name__ == "__main__":
