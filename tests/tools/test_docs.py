@@ -24,7 +24,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_there_and_nothing_comes_from_elsewhere(site: Path) -> None:
-    pages = {path.stem for path in (ROOT / "docs").rglob("*.md")}
+    pages = {path.stem.replace("README", "index") for path in (ROOT / "docs").rglob("*.md")}
     built = {path.stem: path.read_text() for path in site.rglob("*.html")}
     assert pages <= set(built)
     for name, text in built.items():

@@ -1,5 +1,4 @@
-"""The third tier of the far field: key blocks that matter little share a term with their
-neighbours."""
+"""The third tier of the far field: key blocks that matter little share a term."""
 
 from __future__ import annotations
 

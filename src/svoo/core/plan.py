@@ -105,10 +105,16 @@ class BlockPlan:
     def of_heads(self, heads: slice) -> BlockPlan:
         """Return the plan of some heads; of plans without terms."""
         assert self.terms is None
-        names = ("query_order", "key_order", "query_sizes", "key_sizes", "keep")
-        sides = {name: getattr(self, name) for name in names}
-        some = {n: side if side is None else side[:, heads] for n, side in sides.items()}
-        return replace(self, **some, check=False)
+        orders = self.query_order, self.key_order
+        return replace(
+            self,
+            query_order=None if orders[0] is None else orders[0][:, heads],
+            key_order=None if orders[1] is None else orders[1][:, heads],
+            query_sizes=self.query_sizes[:, heads],
+            key_sizes=self.key_sizes[:, heads],
+            keep=self.keep[:, heads],
+            check=False,
+        )
 
     def to_dense_mask(self) -> Tensor:
         """Return which pairs are computed in the original token order, bool `[B, H, N, M]`: for

@@ -56,8 +56,8 @@ def split_heads(
     batch, heads, _, size = tokens[0].shape
     if isinstance(decision, Corrected) or config.compensate != "far" or decision.terms is not None:
         return [(slice(0, heads), decision)]
-    counts = decision.keep.shape[2:]
-    many = heads_per_group(batch, *counts, size, tokens[0].element_size())
+    blocks = decision.keep.shape
+    many = heads_per_group(batch, blocks[2], blocks[3], size, tokens[0].element_size())
     groups = [slice(first, min(first + many, heads)) for first in range(0, heads, many)]
     return [(group, decision.of_heads(group)) for group in groups]
 

@@ -17,7 +17,7 @@ from svoo.studies.base import FIVE, Cell, Claim, Plot, Section, Study, Table, Vi
 from svoo.studies.results import Results
 from svoo.studies.table import STUDIES
 
-HTML, MARKDOWN = "report.html", "report.md"
+HTML, MARKDOWN = "report.html", "README.md"  # what GitHub and mkdocs show of a folder
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def write_report(results: Results, out: Path) -> list[Claim]:
         for part in chapter.section.parts:
             if isinstance(part, Plot):
                 write_atomically(out / f"{part.name}.png", part.png)
-    markdown = pages.get_template("report.md.jinja").render(**facts)
+    markdown = pages.get_template("README.md.jinja").render(**facts)
     write_atomically(out / MARKDOWN, markdown.encode())
     write_atomically(out / HTML, pages.get_template("report.html").render(**facts).encode())
     return claims

@@ -78,7 +78,7 @@ def test_the_report_is_made_from_the_file_alone(out: Path, tmp_path: Path) -> No
     done = study("report", "--out", str(tmp_path), "--json")
     assert done.exit_code == 0
     assert json.loads(done.stdout)["claims"][0]["verdict"] == "cannot be told here"
-    for name in ("report.html", "report.md", "layers-0.8.png"):
+    for name in ("report.html", "README.md", "layers-0.8.png"):
         assert (tmp_path / name).read_bytes() == (out / name).read_bytes()
 
 
@@ -148,7 +148,7 @@ def test_a_busy_machine_and_missing_weights_are_noted(
         assert f"`svoo weights {command}`. The same command" in done.stderr
     session = read_results(tmp_path / "results.jsonl").sessions()[-1]
     assert session["scores"] == [f"LPIPS: {missing} lpips`", *why_not]
-    assert f"LPIPS: {missing} lpips" in (tmp_path / "report.md").read_text()
+    assert f"LPIPS: {missing} lpips" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

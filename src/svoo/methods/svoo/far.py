@@ -35,7 +35,7 @@ def plan_far_call(
             shown = [query, key, value]
             if len(firsts) < len(query):  # picking all of them would copy them
                 shown = [side[firsts] for side in shown]
-            warm = config.clustering == "kmeans" and state.fits(*shown[:2], len(shown[0]))
+            warm = config.clustering == "kmeans" and state.fits(shown[0], shown[1], len(shown[0]))
             rounds = 1 if warm else config.iterations
             call.count("clustering", clustering_work(query, key, config, rounds))
             state.keep(*_new_sides(shown, config, call, state, counts))
