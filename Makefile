@@ -86,11 +86,12 @@ figures: setup ## Make every figure of README and docs again: about ten hours on
 	@$(FRONTIER) --name far_field $(MODES) --only fast --only careful --only "bf16 products"
 	@$(FRONTIER) --name far-2340 $(MODES) --only fast --only careful --height 80 --width 144
 	@$(FRONTIER) --name choices $(CHOICES) --height 80 --width 144
+	@$(FRONTIER) --name labels-7488 --only default --only "co-clusters" --only "fineness 5"
 	@$(FRONTIER) --name steps8 $(MODES) --steps 8
 	@$(FRONTIER) --name steps4 $(MODES) --steps 4
 	@$(FRONTIER) --name far_field-avx2 --only default --instructions avx2
 	@$(FRONTIER) --name size780 --only default --height 48 --width 80
-	@$(FRONTIER) --name size14400 --only default --frames 97 --prompts 2
+	@$(FRONTIER) --name size14400 --only default --frames 97
 	@$(RUN) benchmarks/frontier_pages.py
 	@$(RUN) benchmarks/variants.py --out docs/benchmarks --page docs/frontier.md
 	@$(RUN) benchmarks/error_estimate.py --out docs/benchmarks --page docs/frontier.md
@@ -98,6 +99,7 @@ figures: setup ## Make every figure of README and docs again: about ten hours on
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144 --warm-up 0 --density 0.15 --density 0.3
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144 --warm-up 0 --prompts 2 --compensate mean
+	@$(RUN) benchmarks/planning.py --out docs/benchmarks
 	@$(RUN) benchmarks/attention.py --out docs/benchmarks
 	@$(RUN) benchmarks/clustering.py --out docs/benchmarks
 	@$(RUN) benchmarks/intercept.py --out docs/benchmarks

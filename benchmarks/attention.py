@@ -27,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from svoo import BlockPlan, MeanTerms, SVOOConfig, required_density, run_plan, sparse_attention
 from svoo.core.cluster_counts import default_clusters
 from svoo.core.random import seeded
+from svoo.kernels.cpp import why_no_bfloat16_products
 
 HEAD_SIZE = 64
 FLEX_BLOCK = 128
@@ -157,13 +158,21 @@ def compare_dense(size: int, block: int, tokens: int, heads: int, repeats: int) 
         "dense": lambda: scaled_dot_product_attention(query, key, value),
         "cpp": partial(run_plan, query, key, value, plan, backend="cpp"),
     }
+    errors = {}
+    if why_no_bfloat16_products() is None:
+        calls["bf16"] = partial(run_plan, query, key, value, plan, backend="cpp-bf16")
+        rounded = run_plan(query, key, value, plan, backend="cpp-bf16")
+        errors = {"bf16_error": float((rounded - dense).norm() / dense.norm())}
     seconds = interleave(calls, repeats)
+    dense_seconds = seconds["dense"]
     return {
         "size": size,
         "block": block,
         "tokens": tokens,
         **{f"{name}_seconds": taken for name, taken in seconds.items()},
-        "of_dense": seconds["cpp"] / seconds["dense"],
+        "of_dense": seconds["cpp"] / dense_seconds,
+        **({"bf16_of_dense": seconds["bf16"] / dense_seconds} if errors else {}),
+        **errors,
     }
 
 
@@ -241,11 +250,15 @@ def show_all_pairs(console: Console, heads: int, repeats: int) -> list[dict[str,
         for block in (192, 84, 48, 16)
     ]
     table = Table(title="all pairs kept, 7,488 tokens: seconds")
-    for name in ("head size", "query block", "SDPA", "cpp", "cpp / SDPA"):
+    columns = {
+        "SDPA": "dense_seconds", "cpp": "cpp_seconds", "cpp / SDPA": "of_dense",
+        "bf16 / SDPA": "bf16_of_dense", "error of bf16": "bf16_error",
+    }  # fmt: skip
+    for name in ("head size", "query block", *columns):
         table.add_column(name, justify="right")
     for row in all_pairs:
-        times = (f"{row[name]:.3f}" for name in ("dense_seconds", "cpp_seconds", "of_dense"))
-        table.add_row(str(row["size"]), str(row["block"]), *times)
+        found = (f"{row[name]:.4f}" if name in row else "-" for name in columns.values())
+        table.add_row(str(row["size"]), str(row["block"]), *found)
     console.print(table)
     return all_pairs
 

@@ -190,6 +190,7 @@ SECTIONS: tuple[tuple[str, str, Callable[..., str], tuple[str, ...]], ...] = (
     ("docs/frontier.md", "sizes", by_size, SIZES),
     ("docs/frontier.md", "far-2340", side_by_side, ("far-2340",)),
     ("docs/frontier.md", "choices", side_by_side, ("choices",)),
+    ("docs/frontier.md", "labels-7488", side_by_side, ("labels-7488",)),
 )
 
 
