@@ -171,10 +171,10 @@ def make_table(
     as_dense = [name for name in settings if name != DENSE.name and of_all[name] > _AS_DENSE]
     prompts = {s: len({e.run.prompt for e in entries if e.setting == s}) for s in settings}
     fewer = {name for name in settings if prompts[name] < max(prompts.values())}
-    cells = {
-        name: [Cell(f"{name} ({prompts[name]} prompts)" if name in fewer else name)]
-        for name in settings
-    }
+    cells = {name: [Cell(name)] for name in settings}
+    for name in fewer:
+        count = prompts[name]
+        cells[name] = [Cell(f"{name} ({count} prompt{'s' if count > 1 else ''})")]
     shown, notes = [], [note]
     for column in columns:
         figures = by_prompt(entries, column)
