@@ -100,7 +100,8 @@ figures: setup ## Make every figure of README and docs again: about ten hours on
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144 --warm-up 0 --density 0.15 --density 0.3
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144 --warm-up 0 --prompts 2 --compensate mean
 	@$(RUN) benchmarks/planning.py --out docs/benchmarks
-	@$(RUN) benchmarks/attention.py --out docs/benchmarks
+	@$(RUN) benchmarks/attention.py --out docs/benchmarks --repeats 3
+	@$(RUN) benchmarks/kernel_pages.py
 	@$(RUN) benchmarks/clustering.py --out docs/benchmarks
 	@$(RUN) benchmarks/intercept.py --out docs/benchmarks
 	@$(RUN) benchmarks/profiling.py --out docs/benchmarks
