@@ -105,7 +105,7 @@ figures: setup ## Make every figure of README and docs again: about ten hours on
 	@$(RUN) benchmarks/clustering.py --out docs/benchmarks
 	@$(RUN) benchmarks/intercept.py --out docs/benchmarks
 	@$(RUN) benchmarks/profiling.py --out docs/benchmarks
-	@$(RUN) benchmarks/mini_prompts.py --out docs/benchmarks --page docs/mini.md
+	@$(RUN) benchmarks/mini_prompts.py --out docs/benchmarks --page docs/mini.md --method svoo --straight 12 --other 16 --two 36 --image 12
 	@$(RUN) benchmarks/estimate.py --out docs/benchmarks
 
 clean: ## Remove the environment and everything generated
