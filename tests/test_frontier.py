@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import frontier
 import pytest
-from frontier import correlations_within, print_prediction, rank_correlation
+from frontier import correlations_within, free_attention, print_prediction, rank_correlation
+
+from svoo import SVOOConfig
 
 
 def row(prompt: str, setting: str, error: float | None, psnr: float) -> dict[str, Any]:
@@ -30,3 +37,28 @@ def test_error_against_psnr(capsys: pytest.CaptureFixture[str]) -> None:
 def test_equal_errors_rank_nothing() -> None:
     rows = [row("a", name, 0.01, psnr) for name, psnr in (("x", 30.0), ("y", 31.0), ("z", 32.0))]
     assert rank_correlation(rows) == 0
+
+
+def test_what_is_no_picture_has_failed_and_rows_know_their_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_pipe: Any, name: str, _config: Any, **_: Any) -> Any:
+        psnr = math.nan if name == "broken" else 30.0
+        return SimpleNamespace(name=name, psnr=psnr)
+
+    monkeypatch.setattr(frontier, "run_trial", run)
+    monkeypatch.setattr(frontier, "warm_up", lambda *_: None)
+    monkeypatch.setattr(frontier, "figures_of", lambda trial, _: {"psnr": trial.psnr})
+    sizes: dict[str, int | str] = {"frames": 9, "steps": 1, "height": 32, "width": 48}
+    tried = {"good": SVOOConfig(), "broken": SVOOConfig.fast()}
+    frontier.run_settings(tried, ["a prompt"], tmp_path, "x", sizes)
+    good, broken = json.loads((tmp_path / "x.json").read_text())["rows"]
+    assert good["psnr"] == 30.0 and good["commit"] == frontier.BEFORE["commit"]
+    assert broken["failed"] == "ArithmeticError: the video's PSNR is nan" and "psnr" not in broken
+
+
+def test_free_attention_leaves_what_is_no_attention() -> None:
+    """A sparse loop of 4 s with 1 s of attention, 9 times as fast as dense attention was."""
+    seconds = {"seconds_clustering": 0.1, "seconds_selection": 0.2, "seconds_attention": 0.7}
+    found = {"sparse_calls": 10, "dense_calls": 0, "attention_speed_up": 9.0, **seconds}
+    assert free_attention([{**found, "dense_denoising": 12.0, "config": {}}]) == pytest.approx(4)
