@@ -11,6 +11,7 @@ from typing import Any
 import frontier
 import pytest
 from frontier import correlations_within, free_attention, print_prediction, rank_correlation
+from harness import BEFORE
 
 from svoo import SVOOConfig
 
@@ -53,7 +54,7 @@ def test_what_is_no_picture_has_failed_and_rows_know_their_commit(
     tried = {"good": SVOOConfig(), "broken": SVOOConfig.fast()}
     frontier.run_settings(tried, ["a prompt"], tmp_path, "x", sizes)
     good, broken = json.loads((tmp_path / "x.json").read_text())["rows"]
-    assert good["psnr"] == 30.0 and good["commit"] == frontier.BEFORE["commit"]
+    assert good["psnr"] == 30.0 and good["commit"] == BEFORE["commit"]
     assert broken["failed"] == "ArithmeticError: the video's PSNR is nan" and "psnr" not in broken
 
 
