@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import correlation, median
@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 from harness import BEFORE, fingerprint, limit_instructions, machine, save
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, track
 from rich.table import Table
 
 from svoo import MethodConfig, SVOOConfig
@@ -141,6 +141,18 @@ def main(
 def held_out_prompts(count: int) -> list[str]:
     """Return prompts that were never alone in a training clip and that nothing was chosen on."""
     return read_prompts(PROMPTS)[:count]
+
+
+def dense_videos(
+    pipe: Any,  # noqa: ANN401 (any pipeline class)
+    prompts: int,
+    sizes: Mapping[str, int],
+) -> Iterator[tuple[str, dict[str, Any], Trial]]:
+    """Yield so many held-out prompts, the pipeline's arguments for each, and its dense video."""
+    pipe.set_progress_bar_config(disable=True)
+    for text in track(held_out_prompts(prompts), "held-out prompts"):
+        call = find_model("mini").call_defaults | dict(sizes) | {"prompt": text}
+        yield text, call, run_trial(pipe, "dense", None, call=call)
 
 
 def run_settings(

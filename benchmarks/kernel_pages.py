@@ -78,7 +78,7 @@ def as_page(found: Mapping[str, Any]) -> str:
         for row in found["whole"]
     )
     sizes = ", ".join(
-        f"{words} {memory[f'{name}_bytes'] / 2**20:.0f} MB"
+        f"{words} {memory[f'{name}_bytes'] / 2**20:.0f} MiB"
         for words, name in (
             ("a dense call", "dense"),
             ("cpp", "cpp"),

@@ -19,10 +19,9 @@ from typing import Annotated, Any
 from unittest import mock
 
 import typer
-from frontier import held_out_prompts
+from frontier import dense_videos
 from harness import fingerprint, machine, save
 from pages import as_table, check_section, describe_runs, fill_section
-from rich.progress import track
 from torch import Tensor
 
 from svoo.catalogue import find_model
@@ -156,17 +155,16 @@ def main(
     if page is not None:
         check_section(page, "variants")
     pipe, model = load(), find_model("mini")
-    pipe.set_progress_bar_config(disable=True)
     sizes = {"height": height, "width": width, "num_frames": frames, "num_inference_steps": steps}
     tokens = model.count_tokens(frames, height, width)
     rows: list[dict[str, Any]] = []
-    for text in track(held_out_prompts(prompts), "held-out prompts"):
-        call = model.call_defaults | sizes | {"prompt": text}
-        dense = run_trial(pipe, "dense", None, call=call)
+    for text, call, dense in dense_videos(pipe, prompts, sizes):
         for name, variant in variants(tokens).items():
             with made_by(variant.maker):
                 trial = run_trial(pipe, name, variant.config, call=call, against=dense)
             assert trial.likeness is not None
+            if trial.stats.error is None:
+                raise SystemExit("every call was dense at this size: take a larger video")
             found = {"density": trial.density, "psnr": trial.likeness.psnr}
             rows.append({"prompt": text, "variant": name, "error": trial.stats.error, **found})
     save(out, "variants", rows, sizes=sizes, weights=fingerprint(pipe))

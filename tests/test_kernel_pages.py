@@ -32,7 +32,7 @@ def test_the_section_says_what_was_measured() -> None:
     assert text.index("| 4,096 |") < text.index("| 8,192 |")
     assert "cpp 1.5 to 1.5; blocked 1.2 to 1.2" in text
     assert "| 32 | float32 | 0.84 | 0.16 |" in text and "bfloat16" not in text
-    assert "2.0x (1.0% off) at 4,096 tokens" in text and "a dense call 1 MB" in text
+    assert "2.0x (1.0% off) at 4,096 tokens" in text and "a dense call 1 MiB" in text
 
 
 def test_products_in_bfloat16_are_shown_where_they_ran() -> None:

@@ -3,12 +3,30 @@ from pathlib import Path
 
 import pytest
 
-from svoo.plugin.machine import OtherWork, describe_commit, describe_machine, name_machine
+from svoo.plugin.machine import (
+    OtherWork,
+    _processor,
+    describe_commit,
+    describe_machine,
+    name_machine,
+)
 
 
 def test_a_figure_says_where_it_was_made() -> None:
     expected = {"processor", "instructions", "threads", "device", "python", "svoo", "torch"}
     assert expected <= set(describe_machine())
+
+
+def test_a_processor_is_told_apart_by_family_and_model(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    core = (
+        "processor\t: {}\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\nflags : a b\n\n"
+    )
+    cpuinfo.write_text(core.format(0) + core.format(1))
+    assert _processor(cpuinfo) == "AMD EPYC (family 26, model 2)"
+    cpuinfo.write_text("processor\t: 0\nBogoMIPS\t: 50.0\n")  # an Arm processor says no more
+    assert "family" not in _processor(cpuinfo)
+    assert isinstance(_processor(tmp_path / "none"), str)
 
 
 def test_the_commit_is_that_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
