@@ -9,25 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from svoo import Dense, VideoLayout
-from svoo.plugin.adapters import weigh_projection
+from svoo.plugin.projections import Projection, weigh_projection
 
 Grid = tuple[int, int, int]
 Project = Callable[[Tensor], Tensor]
-PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-PROBES = 32  # random directions per head, where a projection's weight cannot be read
-
-
-@dataclass(frozen=True)
-class Projection:
-    """The output projection of one layer: a module whose first `width` inputs are the heads."""
-
-    module: nn.Module
-    heads: int
-    width: int
-    inputs: int
 
 
 @dataclass(frozen=True)
@@ -140,41 +128,7 @@ def _read_mask(mask: Tensor, tokens: int, text: int, batch: int) -> Tensor | Den
 
 
 def weigh_heads(model: object, known: KnownModel, like: Tensor) -> Tensor:
-    """Return how much each head's output counts, `[1, layers, heads]` on the CPU.
-
-    A plain weight is read. Any other (fp8, GGUF, ...) is asked: its module projects random signs,
-    of the dtype and on the device of `like`, and the mean length of the answers is the norm.
-    """
-    found = []
-    for projection in known.projections(model):
-        weight = _plain_weight(projection)
-        norms = None
-        if weight is not None:
-            norms = weigh_projection(weight[:, : projection.width], projection.heads)
-        found.append(_probe(projection, like) if norms is None else norms)
+    """Return how much each head's output counts, `[1, layers, heads]` on the CPU; projections that
+    have to be asked get tokens of the dtype and on the device of `like`."""
+    found = [weigh_projection(projection, like) for projection in known.projections(model)]
     return torch.stack(found).unsqueeze(0)
-
-
-def _plain_weight(projection: Projection) -> Tensor | None:
-    """Return the weight `[out, in]` of a projection, if it is a plain tensor of numbers."""
-    weight = getattr(projection.module, "weight", None)
-    if type(weight) not in (Tensor, nn.Parameter) or not isinstance(weight, Tensor):
-        return None  # a class of its own: quantised
-    plain = weight.dtype in PLAIN and weight.ndim == 2 and not weight.is_meta
-    return weight if plain and weight.shape[1] == projection.inputs else None
-
-
-def _probe(projection: Projection, like: Tensor) -> Tensor:
-    """Return the norms of the slices of a projection that cannot be read, `[heads]`."""
-    heads, size = projection.heads, projection.width // projection.heads
-    chance = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (PROBES, size), generator=chance) * 2.0 - 1
-    inputs = torch.zeros(heads * PROBES + 1, projection.inputs)
-    for head in range(heads):
-        rows = slice(head * PROBES, (head + 1) * PROBES)
-        inputs[rows, head * size : (head + 1) * size] = signs
-    with torch.no_grad():
-        answers = projection.module(inputs.to(like).unsqueeze(0))[0].float()
-    lengths = (answers[:-1] - answers[-1:]).square().sum(dim=1)  # the last is the bias alone
-    norms: Tensor = lengths.view(heads, PROBES).mean(dim=1).sqrt() / size**0.5
-    return norms.cpu()

@@ -40,6 +40,7 @@ class Model:
     flow_shift: float
     token: tuple[int, int, int]  # frames, rows and columns of pixels to a token
     warm_up: float  # fraction of the steps that stay dense, in the paper
+    fps: int = 16  # what it was trained on
     dense_layers: int = 1  # the first layers, dense in the paper
     recluster_every: int = 20  # of 50 steps, in the paper
     boundary: float | None = None  # noise level where the second expert takes over
@@ -100,6 +101,7 @@ def _hunyuan(name: str, hub_id: str, pipeline: str, guidance: float) -> Model:
         flow_shift=7.0,
         token=_TOKEN,
         warm_up=0.1,
+        fps=24,
         release=ReleaseNumbers(0.88, 5, 1, (0.05, 0.10), 50),
     )
 

@@ -12,6 +12,7 @@ import svoo
 from svoo.core.quality import output_error
 from svoo.methods import find_method
 
+SIDES = ("query", "key", "value")
 NAMES = [row.name for row in svoo.available_methods() if row.name != "dense"]
 LAYOUTS = {
     "one token": svoo.VideoLayout(1, 1, 1),
@@ -67,6 +68,19 @@ def test_a_broken_token_stays_in_its_head(name: str) -> None:
         tokens = [normal(1, 2, layout.tokens, 32, seed=seed) for seed in range(3)]
         tokens[side][0, 1, 7, 3] = torch.nan
         assert bool(run(name, layout, *tokens)[0, 0].isfinite().all())
+
+
+@pytest.mark.parametrize("side", ["query", "key", "value"])
+@pytest.mark.parametrize("backend", ["cpp", "blocked", "reference"])
+def test_a_broken_token_is_not_hidden_by_terms(side: str, backend: str) -> None:
+    """In dense attention a broken query breaks its row, a broken key all rows of its head."""
+    layout = svoo.VideoLayout(3, 8, 10)
+    sides = {name: normal(1, 2, layout.tokens, 32, seed=n) for n, name in enumerate(SIDES)}
+    sides[side][0, 1, 7, 3] = torch.nan
+    found = run("svoo", layout, *sides.values(), backend=backend, worst_error=1.0)
+    assert bool(found[0, 0].isfinite().all())
+    broken = found[0, 1].isnan().any(dim=-1)
+    assert bool(broken[7]) if side == "query" else bool(broken.all())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import tiny
 import torch
@@ -7,11 +9,12 @@ from svoo.errors import ModelError
 from svoo.plugin import adapters
 from svoo.plugin.adapters import (
     Adapter,
+    count_heads,
     find_adapter,
     find_attentions,
     find_transformers,
     register_adapter,
-    weigh_projection,
+    weigh_heads,
 )
 
 
@@ -71,11 +74,32 @@ def test_a_class_can_be_taught_and_derived_classes_are_known(
         find_attentions(Derived(), adapter)
 
 
-def test_a_projection_weighs_each_head_by_the_norm_of_its_slice() -> None:
-    weight = torch.cat([torch.full((6, 4), 3.0), torch.full((6, 4), 0.5)], dim=1)
-    found = weigh_projection(weight, 2)
+@pytest.mark.parametrize("name", [*tiny.PIPELINES, *tiny.WIDER])
+def test_every_model_tells_how_much_its_heads_count(name: str) -> None:
+    stages = find_transformers(tiny.build(name))
+    found = weigh_heads(stages)
     assert found is not None
-    slices = [weight[:, :4].norm() / 2, weight[:, 4:].norm() / 2]
-    torch.testing.assert_close(found, torch.stack(slices))
-    assert weigh_projection(weight, 3) is None
-    assert weigh_projection(weight[0], 2) is None
+    layers = max(len(find_attentions(*stage)) for stage in stages)
+    assert found.shape == (len(stages), layers, count_heads(stages[0][0]))
+    assert bool((found > 0).all()) and len(found.unique()) > 1
+
+
+def test_single_blocks_of_hunyuan_project_heads_first() -> None:
+    transformer, adapter = find_transformers(tiny.build("hunyuanvideo-t2v"))[0]
+    block: Any = transformer.single_transformer_blocks[0]  # type: ignore[index]
+    size = block.attn.inner_dim // block.attn.heads
+    with torch.no_grad():
+        block.proj_out.weight[:, :size] *= 3
+        block.proj_out.weight[:, block.attn.inner_dim :] *= 100  # the feed-forward part
+    found = weigh_heads([(transformer, adapter)])
+    assert found is not None
+    layer = found[0, len(transformer.transformer_blocks)]  # type: ignore[arg-type]
+    expected = block.proj_out.weight[:, :size].detach().norm() / size**0.5
+    torch.testing.assert_close(layer[0], expected)
+    assert float(layer[0] / layer[1:].mean()) == pytest.approx(3, rel=0.3)
+
+
+def test_a_module_that_tells_nothing_leaves_all_heads_alike() -> None:
+    transformer, adapter = find_transformers(tiny.build("wan2.1-t2v"))[0]
+    transformer.blocks[1].attn1.to_out = nn.ModuleList([nn.Identity()])  # type: ignore[index, union-attr]
+    assert weigh_heads([(transformer, adapter)]) is None

@@ -7,6 +7,7 @@ import torch
 from diffusers import FlowMatchHeunDiscreteScheduler, WanPipeline
 
 from svoo import SVOOConfig
+from svoo.methods.svoo.method import SVOOMethod
 from svoo.plugin.apply import Handle, apply
 from svoo.plugin.clock import Clock
 from svoo.plugin.runtime import Runtime
@@ -49,6 +50,35 @@ def test_guidance_off(ticks: list[Tick]) -> None:
     apply(pipe, CONFIG)
     tiny.generate(pipe, steps=4, guidance_scale=1.0)
     assert ticks == [(1, step, 4, "cond", 0) for step in range(4)]
+
+
+@pytest.mark.filterwarnings("ignore:In CPU autocast")
+@pytest.mark.parametrize("prompts", [1, 2, 3])
+@pytest.mark.parametrize("name", ["ltx-video", "cogvideox", "mochi"])
+def test_without_guidance_one_forward_has_one_branch(
+    name: str, prompts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These say "cond_uncond" whether there is guidance or not."""
+    seen: list[tuple[str | tuple[str, ...], list[int]]] = []
+    plan = SVOOMethod.plan
+
+    def noting(method: SVOOMethod, query: torch.Tensor, *rest: Any) -> Any:
+        call = rest[-1]
+        seen.append((call.branch, [call.sample + video for video in call.videos(len(query))]))
+        return plan(method, query, *rest)
+
+    monkeypatch.setattr(SVOOMethod, "plan", noting)
+    pipe = tiny.build(name)
+    apply(pipe, CONFIG)
+    call: dict[str, Any] = {"prompt": [tiny.PROMPT] * prompts, "steps": 2}
+    tiny.generate(pipe, **call, guidance_scale=1.0)
+    assert {branch for branch, _ in seen} == {"cond"}
+    one_by_one = name == "mochi"
+    videos = {tuple(numbers) for _, numbers in seen}
+    assert videos == ({(n,) for n in range(prompts)} if one_by_one else {tuple(range(prompts))})
+    seen.clear()
+    tiny.generate(pipe, **call)
+    assert {branch for branch, _ in seen} != {"cond"}
 
 
 @pytest.mark.parametrize("name", ["wan2.1-i2v", "hunyuanvideo-t2v", "hunyuanvideo-i2v"])

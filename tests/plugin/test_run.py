@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,20 @@ import tiny
 
 from svoo import SVOOConfig
 from svoo.catalogue import Model, find_model
-from svoo.errors import ConfigError, FileError, ProfileError
+from svoo.errors import ConfigError, FileError, ModelError, ProfileError
 from svoo.metrics.video import read_video
 from svoo.plugin import load as load_module
 from svoo.plugin.request import Request
-from svoo.plugin.run import Generator, call_arguments, generate, read_materials
+from svoo.plugin.run import (
+    Generator,
+    Made,
+    call_arguments,
+    generate,
+    read_materials,
+    record_path,
+    run_applied,
+)
+from svoo.storage import locked
 
 SIZES: dict[str, Any] = {"steps": 3, "frames": 9, "height": 64, "width": 64}
 
@@ -83,6 +93,43 @@ def test_ctrl_c_leaves_no_half_file_and_restores(
         generate(request(folder, tmp_path), interrupt)
     assert list(tmp_path.iterdir()) == []
     assert "_svoo_handle" not in pipe.transformer.__dict__
+
+
+def test_a_video_of_no_numbers_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run_applied
+
+    def broken(*arguments: Any) -> Made:
+        found = made(*arguments)
+        return replace(found, frames=np.full_like(found.frames, np.nan))
+
+    monkeypatch.setattr("svoo.plugin.run.run_applied", broken)
+    with pytest.raises(ModelError, match="values that are no numbers"):
+        generate(request(folder, tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_do_not_write_one_video(folder: Path, tmp_path: Path) -> None:
+    wanted = request(folder, tmp_path)
+    with locked(wanted.out), pytest.raises(FileError, match="another svoo is writing"):
+        generate(wanted)
+
+
+def test_a_record_never_describes_another_video(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = request(folder, tmp_path)
+    generate(wanted)
+    assert record_path(wanted.out).exists()
+
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("svoo.plugin.run.write_record", full)
+    with pytest.raises(OSError, match="no space left"):
+        generate(wanted)
+    assert wanted.out.exists() and not record_path(wanted.out).exists()
 
 
 def test_the_catalogue_gives_the_call_arguments(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from svoo.plugin.apply import Handle, apply
 SETTINGS: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8, "dense_layers": 0}
 EVERYTHING = SVOOConfig(mass=1.0, dense_steps=0, **SETTINGS)
 SPARSE = SVOOConfig(mass=0.5, dense_steps=1, **SETTINGS)
+FAR = SVOOConfig(tolerance=0.003, worst_error=1.0, densest=1.0, **SETTINGS)
 CPU = torch.device("cpu")
 ODD_GRID = {"num_frames": 49, "height": 16 * 17, "width": 16 * 11, "output_type": "latent"}
 
@@ -231,6 +232,34 @@ def test_sparse_it_is_sparse_and_the_same_twice(name: str, first: bool) -> None:
         assert sum(row.sparse_calls + row.dense_calls for row in stats.layers) < 24
     torch.testing.assert_close(tiny.generate_all(pipe, **CASES[name][1]), once, atol=0, rtol=0)
     assert handle.stats().calls == 2
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["svoo first", "svoo second"])
+@pytest.mark.parametrize(
+    "name", ["model offload", "sequential offload", "group offload", "torchao int8"]
+)
+def test_default_mode_reads_weights_wherever_and_whatever_they_are(name: str, first: bool) -> None:
+    pipe, handle = applied(name, FAR, first=first)
+    video = tiny.generate(pipe)
+    stats = handle.stats()
+    assert not any("do not tell" in note for note in stats.notes)
+    assert sum(row.sparse_calls for row in stats.layers) > 0
+    plain = tiny.build("wan2.1-t2v")
+    apply(plain, FAR, profile=None)
+    if name != "torchao int8":
+        torch.testing.assert_close(video, tiny.generate(plain), atol=0.05, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:In CPU autocast", "ignore:Mismatch dtype between input and")
+@pytest.mark.parametrize("name", ["wan2.1-t2v", "hunyuanvideo-t2v", "cogvideox"])
+def test_under_autocast_tokens_are_cast_as_torch_casts_them(name: str) -> None:
+    """Norms leave float32 queries and keys beside bfloat16 values."""
+    plain, pipe = tiny.build(name), tiny.build(name)
+    handle = apply(pipe, EVERYTHING, profile=None)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, found = tiny.generate(plain), tiny.generate(pipe)
+    assert sum(row.sparse_calls for row in handle.stats().layers) > 0
+    assert float((found.float() - expected.float()).abs().mean()) < 0.02
 
 
 # A forward that is compiled whole notes its place in a small graph of its own.

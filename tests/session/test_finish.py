@@ -1,11 +1,10 @@
-import pytest
 import torch
 from making import normal
 
-from svoo import BlockPlan, FarTerms, MeanTerms, Session, SVOOConfig, VideoLayout
+from svoo import BlockPlan, FarTerms, MeanTerms, SVOOConfig, VideoLayout
 from svoo.methods.base import Corrected
 from svoo.methods.svg2 import SVG2Config
-from svoo.session.finish import correct_video, finish_plan, split_heads, video_part
+from svoo.session.finish import correct_video, finish_plan, video_part
 
 LAYOUT = VideoLayout(2, 2, 3, text=4, text_first=True, valid_text=torch.tensor([4, 2]))
 TOKENS = [normal(2, 3, LAYOUT.tokens, 8, seed=seed) for seed in range(3)]
@@ -45,24 +44,3 @@ def test_a_correction_changes_video_rows_alone() -> None:
     torch.testing.assert_close(found[:, :, 4:], (TOKENS[0] + lse.unsqueeze(-1))[:, :, 4:])
     everything = correct_video(TOKENS[0].clone(), lse, decision, None)
     torch.testing.assert_close(everything, TOKENS[0] + lse.unsqueeze(-1))
-
-
-def test_far_terms_of_other_methods_go_in_groups_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = SVG2Config(compensate="far", dense_steps=0, dense_layers=0)
-
-    def run() -> tuple[torch.Tensor, list[float]]:
-        session = Session(config, steps=1, layers=1, heads=3)
-        output = session.attend(*TOKENS, step=0, layer=0, layout=LAYOUT)
-        by_head = session.stats().layers[0].density_by_head
-        assert by_head is not None and session.stats().sparse_calls == 1
-        return output, by_head
-
-    whole, densities = run()
-    monkeypatch.setattr("svoo.session.finish.heads_per_group", lambda *_: 2)
-    parts, of_parts = run()
-    torch.testing.assert_close(parts, whole)
-    assert of_parts == pytest.approx(densities)
-    groups = split_heads(video_plan(), TOKENS, config)
-    assert [group for group, _ in groups] == [slice(0, 2), slice(2, 3)]
-    assert all(isinstance(p, BlockPlan) and p.keep.shape[1] == g.stop - g.start for g, p in groups)
-    assert len(split_heads(video_plan(), TOKENS, SVG2Config())) == 1  # drops, and takes no room

@@ -24,6 +24,7 @@ from svoo import (
     VideoLayout,
 )
 from svoo.errors import ConfigError, ShapeError, StrictError
+from svoo.methods.svoo.method import SVOOMethod
 
 LAYOUT = VideoLayout(3, 4, 5, text=4, valid_text=torch.tensor([4, 2]))
 SPARSE = SVOOConfig(dense_steps=1, dense_layers=0, query_clusters=4, key_clusters=8, mass=0.5)
@@ -112,6 +113,21 @@ def test_heads_can_be_planned_in_groups() -> None:
     ]  # fmt: skip
     assert [(call.head_offset, call.more_heads) for call in two.method.calls] == [(0, False)]
     assert one.stats().layers[0].density_by_head == two.stats().layers[0].density_by_head
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_what_the_warm_up_measures_it_measures_of_all_heads(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SVOOMethod, "heads_per_plan", lambda *_: together)
+    config = replace(SPARSE, dense_steps=1, compensate="far")
+    session = Session(config, steps=4, layers=1, heads=2, calibrate=True)
+    query, key, value = tokens()
+    for step in range(4):
+        session.attend(query, key, value, step=step, layer=0, layout=LAYOUT)
+    (layer,) = session.stats().layers
+    assert (layer.dense_calls, layer.sparse_calls) == (1, 3)
+    assert sum(layer.backends.values()) == 3  # a call counts once, in however many groups
 
 
 def test_strict_makes_an_unplanned_dense_call_an_error() -> None:

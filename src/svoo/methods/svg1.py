@@ -98,7 +98,10 @@ class _SVG1Method(SparseMethod[SVG1Config]):
         with call.watch("selection"):
             chance = call.chance(config.seed)
             drawn = torch.randint(
-                min(CLASSIFIED_ROWS, layout.video), (config.rows,), generator=chance
+                min(CLASSIFIED_ROWS, layout.video),
+                (config.rows,),
+                generator=chance,
+                device=chance.device,
             )
             rows = drawn.to(query.device, non_blocking=True)
             masks = classifying_masks(rows, bands.positions, layout, config)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from svoo.errors import ModelError
+from svoo.plugin.projections import Projection, weigh_projection
 
 Grid = tuple[int, int, int]
 Arguments = Mapping[str, Any]
@@ -137,9 +138,7 @@ def find_transformers(target: object) -> list[tuple[nn.Module, Adapter]]:
 
 def find_attentions(transformer: nn.Module, adapter: Adapter) -> list[nn.Module]:
     """Return the self-attention modules of a transformer, one per layer."""
-    attentions: list[nn.Module] = []
-    for blocks, attribute in adapter.sites:
-        attentions += [getattr(block, attribute) for block in getattr(transformer, blocks, ())]
+    attentions = [attention for _, attention in _sites(transformer, adapter)]
     if not attentions:
         raise ModelError(
             f"{type(transformer).__name__} has no layers at "
@@ -148,45 +147,44 @@ def find_attentions(transformer: nn.Module, adapter: Adapter) -> list[nn.Module]
     return attentions
 
 
+def _sites(transformer: nn.Module, adapter: Adapter) -> list[tuple[nn.Module, nn.Module]]:
+    """Return every block with its self-attention."""
+    return [
+        (block, getattr(block, attribute))
+        for blocks, attribute in adapter.sites
+        for block in getattr(transformer, blocks, ())
+    ]
+
+
 def count_heads(transformer: nn.Module) -> int:
     """Return the number of attention heads of a transformer."""
     config: Any = transformer.config
     return int(config.num_attention_heads)
 
 
-def weigh_heads(attentions: Sequence[Sequence[nn.Module]]) -> Tensor | None:
-    """Return how much each head's output counts, `[stages, layers, heads]` on the CPU: the norm
-    of its slice of the output projection over the square root of the head size.
-
-    None where a projection cannot be read: offloaded to nowhere, or of an unknown form.
-    """
-    stages = []
-    for stage in attentions:
-        found = [_weigh_layer(attention) for attention in stage]
-        known = [weights for weights in found if weights is not None]
-        if len(known) < len(found) or len({len(weights) for weights in known}) != 1:
-            return None
-        stages.append(torch.stack(known))
-    return torch.stack(stages) if len({stage.shape for stage in stages}) == 1 else None
-
-
-def _weigh_layer(attention: nn.Module) -> Tensor | None:
-    projection = getattr(attention, "to_out", None)
-    heads = getattr(attention, "heads", None)
-    if isinstance(projection, nn.Module) and not hasattr(projection, "weight"):
-        projection = projection[0] if isinstance(projection, nn.ModuleList) else None
-    weight = getattr(projection, "weight", None)
-    if not isinstance(weight, Tensor) or weight.is_meta or not isinstance(heads, int):
+def weigh_heads(stages: Sequence[tuple[nn.Module, Adapter]]) -> Tensor | None:
+    """Return how much each head's output counts in transformers of the same size, `[stages,
+    layers, heads]` on the CPU; None where a layer does not tell."""
+    try:
+        found = [
+            torch.stack([weigh_projection(*_find_projection(*site)) for site in _sites(*stage)])
+            for stage in stages
+        ]
+        return torch.stack(found)
+    except Exception:  # noqa: BLE001 (modules of any kind are asked, quantised or offloaded ones)
         return None
-    return weigh_projection(weight, heads)
 
 
-def weigh_projection(weight: Tensor, heads: int) -> Tensor | None:
-    """Return how much each head's output counts, `[heads]` on the CPU, from the weight `[out,
-    heads * D]` of an output projection; None if it does not fall into so many heads."""
-    if weight.ndim != 2 or weight.shape[1] % heads:
-        return None
-    with torch.no_grad():
-        slices = weight.detach().float().unflatten(1, (heads, -1))
-        norms: Tensor = slices.square().sum(dim=(0, 2)).sqrt() / slices.shape[2] ** 0.5
-    return norms.cpu()
+def _find_projection(block: nn.Module, attention: nn.Module) -> tuple[Projection, Tensor]:
+    """Return the output projection of a layer, and what tokens it takes."""
+    given: Any = getattr(attention, "to_out", None)
+    if given is None:  # HunyuanVideo's single blocks project heads and feed-forward together
+        given = block.proj_out
+    module: Any = given[0] if isinstance(given, nn.ModuleList) else given
+    size: Any = attention
+    width = module.in_features if given is not getattr(block, "proj_out", None) else size.inner_dim
+    dtype = next((p.dtype for p in block.parameters() if p.is_floating_point()), torch.float32)
+    device = torch.device("cpu") if module.weight.is_meta else module.weight.device
+    return Projection(module, size.heads, width, module.in_features), torch.empty(
+        0, dtype=dtype, device=device
+    )

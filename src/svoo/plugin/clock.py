@@ -42,6 +42,7 @@ class Clock:
         self.step = 0
         self.steps: int | None = None
         self.forward_in_step = 0
+        self.guided = True  # as far as the pipeline tells
 
     def set_by_hand(self, step: int, steps: int) -> None:
         """Set the step of the forwards to come, for a transformer that no pipeline drives.
@@ -70,6 +71,9 @@ class Clock:
             self._running, self._timesteps, self._timestep = True, timesteps, None
             self._distinct = -1
             self.call += 1
+            # Read once: CogVideoX changes it from step to step.
+            guidance = getattr(self.pipeline, "_guidance_scale", None)
+            self.guided = not isinstance(guidance, int | float) or guidance > 1
         current = getattr(self.pipeline, "_current_timestep", None)
         current = timestep if current is None else current
         before = self.step

@@ -127,7 +127,12 @@ def _hand_over(
     mask: Tensor | None,
     scale: float | None,
 ) -> Tensor:
-    """Call the bound layer: directly, or through the operator while a graph is traced."""
+    """Call the bound layer: directly, or through the operator while a graph is traced. Under
+    autocast tokens are cast, as torch's attention casts them."""
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        query, key, value = (side.to(dtype) for side in (query, key, value))
     call = _attend_in_graph if torch.compiler.is_compiling() else _call_layer
     return call(query, key, value, mask, scale, *binding)
 

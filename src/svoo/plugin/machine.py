@@ -102,4 +102,8 @@ def describe_commit() -> str:
         return done.stdout.strip() if done.returncode == 0 else None
 
     ours = git("ls-files", "--error-unmatch", Path(__file__).name)  # not somebody else's checkout
-    return (git("describe", "--always", "--dirty") if ours else None) or "released"
+    commit = git("describe", "--always") if ours else None
+    if commit is None:
+        return "released"
+    # Of the package alone: results that are being written do not change what it does.
+    return f"{commit}-dirty" if git("status", "--porcelain", "--", "..") else commit

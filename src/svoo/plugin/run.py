@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from PIL.Image import Image
 
 from svoo.catalogue import Model
-from svoo.errors import ConfigError, SVOOError
+from svoo.errors import ConfigError, ModelError, SVOOError
 from svoo.methods.base import MethodConfig
 from svoo.metrics.video import FPS, check_video_path, write_video
 from svoo.plugin.adapters import find_transformers
@@ -33,7 +35,7 @@ from svoo.plugin.request import (
 from svoo.profiles.profile import Profile
 from svoo.session.stats import RunStats
 from svoo.session.summary import summarise
-from svoo.storage import write_atomically
+from svoo.storage import locked, write_atomically
 
 OnStep = Callable[[int, int], None]
 
@@ -68,7 +70,9 @@ def generate(request: Request, on_step: OnStep | None = None) -> dict[str, Any]:
         check_degree(ranks.count, model.heads)
     if ranks.first:
         check_request(request)
-    with ranks.joined(request.device), others_alive():
+    # One at a time writes there, and of several processes that share a video the first.
+    own = locked(request.out) if ranks.first else nullcontext()
+    with own, ranks.joined(request.device), others_alive():
         return Generator(request, read_materials(request), ranks)(request, on_step)
 
 
@@ -115,8 +119,15 @@ class Generator:
         self._loading = 0.0
         record = self._describe(request, made.stats, seconds)
         if self._ranks.first:
-            write_video(made.frames, request.out, request.fps or FPS)
-            write_record(request.out, record)
+            check_finite(made)
+            own = FPS if self._model is None else self._model.fps
+            write_video(made.frames, request.out, request.fps or own)
+            try:
+                write_record(request.out, record)
+            except BaseException:
+                # One of an earlier video would describe another than lies there.
+                record_path(request.out).unlink(missing_ok=True)
+                raise
         return {**record, "summary": summarise(made.stats)}
 
     def _describe(
@@ -171,6 +182,15 @@ def run_applied(
 def describe_request(request: Request) -> dict[str, Any]:
     """Return a request as plain data."""
     return {name: _plain(value) for name, value in asdict(request).items()}
+
+
+def check_finite(made: Made) -> None:
+    """Refuse a video of nothing: it would be written as black, with figures that are none."""
+    if not np.isfinite(made.frames).all():
+        raise ModelError(
+            f"the video of {made.stats.method} has values that are no numbers (nan or infinite); "
+            "try another method, less guidance or --dtype float32"
+        )
 
 
 def write_record(out: Path, record: dict[str, Any]) -> None:

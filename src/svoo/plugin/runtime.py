@@ -193,9 +193,14 @@ class Runtime:
 
     @functools.cached_property
     def _weights(self) -> Tensor | None:
-        return weigh_heads([stage.attentions for stage in self.stages])
+        return weigh_heads([(stage.transformer, stage.adapter) for stage in self.stages])
 
     def _head_weights(self) -> Tensor | None:
+        if self._weights is None:
+            self.statistics.note(
+                "the output projections do not tell how much each head counts: all count the "
+                "same, for which no tolerance was chosen"
+            )
         return self._weights
 
     def attend(
@@ -278,11 +283,13 @@ class Runtime:
         name = self.clock.branch(layer.stage.context).removeprefix("pred_")
         if name != "cond_uncond":
             return name, layer.sample
+        half, odd = divmod(layer.stage.batch, 2)
+        if odd or not self.clock.guided:
+            return "cond", layer.sample
         # One forward for both branches: diffusers puts the unconditional half first.
-        half = layer.stage.batch // 2
         if batch == layer.stage.batch:
             return ("uncond",) * half + ("cond",) * half, 0
-        return ("uncond" if layer.sample < half else "cond"), layer.sample % max(1, half)
+        return ("uncond" if layer.sample < half else "cond"), layer.sample % half
 
     @property
     def state_bytes(self) -> int:

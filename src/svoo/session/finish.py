@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from svoo.core.far_field import heads_per_group
 from svoo.core.far_plan import add_far_terms
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan, add_text
@@ -46,20 +45,6 @@ def finish_plan(
         query, key, value = (video_part(side, layout) for side in tokens)
         plan = add_far_terms(plan, query, key, value, scale=scale)
     return plan if layout is None else add_text(plan, layout, check=False)
-
-
-def split_heads(
-    decision: BlockPlan | Corrected, tokens: Sequence[Tensor], config: MethodConfig
-) -> list[tuple[slice, BlockPlan | Corrected]]:
-    """Return a decision in groups of heads, so that far-field terms that are put for what a method
-    drops take no more memory at a time than those of default mode."""
-    batch, heads, _, size = tokens[0].shape
-    if isinstance(decision, Corrected) or config.compensate != "far" or decision.terms is not None:
-        return [(slice(0, heads), decision)]
-    blocks = decision.keep.shape
-    many = heads_per_group(batch, blocks[2], blocks[3], size, tokens[0].element_size())
-    groups = [slice(first, min(first + many, heads)) for first in range(0, heads, many)]
-    return [(group, decision.of_heads(group)) for group in groups]
 
 
 def correct_video(

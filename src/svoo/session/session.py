@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,8 +20,9 @@ from svoo.errors import SlowBackendError
 from svoo.methods.base import Call, Corrected, Dense, MethodConfig, Run, unknown
 from svoo.profiles.profile import Profile
 from svoo.session.checks import check_call, check_config, check_layout, check_run
-from svoo.session.finish import check_strict, correct_video, finish_plan, split_heads, video_part
-from svoo.session.stats import LayerCounter, RunStats, Statistics
+from svoo.session.finish import check_strict, correct_video, finish_plan, video_part
+from svoo.session.heads import call_of_heads, groups_of_heads, split_heads
+from svoo.session.stats import RunStats, Statistics
 from svoo.session.summary import describe_budgets, summarise
 from svoo.session.worth import why_dense_pays
 
@@ -46,6 +46,7 @@ class _Part:
     density: Tensor
     recall: Tensor | None
     squared_error: Tensor | None
+    backend: str
     verdict: Dense | None  # why the layer has to be dense after all
 
 
@@ -150,24 +151,20 @@ class Session:
         small = why_dense_pays(query, key, all_heads) if self.config.backend == "auto" else None
         if small is not None:
             return self.attend_densely(tokens, call, Dense(small), dense)
-        groups = self._head_groups(query, key)
+        groups = groups_of_heads(self.method, query, key)
         done: list[_Part] = []
-        for heads in groups:
-            share = (heads.stop - heads.start) / query.shape[1]
-            here = replace(
-                call,
-                head_offset=head_offset + heads.start,
-                more_heads=heads != groups[-1],
-                count=partial(_count_share, call, share),
-            )
-            shown = [video_part(side[:, heads], layout) for side in tokens]
-            decision = self.method.plan(shown[0], shown[1], shown[2], here)
+        for number, heads in enumerate(groups):
+            here = call_of_heads(call, heads, query.shape[1])
+            decision = self._plan(heads, tokens, here)
             if isinstance(decision, Dense):
+                if decision.planned:  # what it measures meanwhile, it measures of all heads
+                    for others in groups[number + 1 :]:
+                        self._plan(others, tokens, call_of_heads(call, others, query.shape[1]))
                 return self.attend_densely(tokens, call, decision, dense)
             part = query[:, heads], key[:, heads], value[:, heads]
             for some, own in split_heads(decision, part, self.config):
                 try:
-                    ran = self._run(tuple(side[:, some] for side in part), here, own, counter)
+                    ran = self._run(tuple(side[:, some] for side in part), here, own)
                 except SlowBackendError as error:
                     self._slow[kind] = Dense(str(error))
                     return self.attend_densely(tokens, call, self._slow[kind], dense)
@@ -175,6 +172,7 @@ class Session:
                     return self.attend_densely(tokens, call, ran.verdict, dense)
                 done.append(ran)
         counter.sparse_calls += 1
+        counter.backends.update({part.backend for part in done})
         counter.density.add(gather_heads(torch.cat([part.density for part in done])))
         recalls = [part.recall for part in done if part.recall is not None]
         if recalls:
@@ -249,20 +247,18 @@ class Session:
             scale = default_scale(tokens[0], call.scale)
             return scaled_dot_product_attention(*tokens, attn_mask=mask, scale=scale)
 
-    def _head_groups(self, query: Tensor, key: Tensor) -> list[slice]:
-        """Return the groups of heads that are planned together: all heads in one group, unless the
-        method limits their number (`heads_per_plan`)."""
-        heads = query.shape[1]
-        bound = getattr(self.method, "heads_per_plan", None)
-        size = heads if bound is None else max(1, min(heads, bound(query, key)))
-        return [slice(first, min(first + size, heads)) for first in range(0, heads, size)]
+    def _plan(
+        self, heads: slice, tokens: tuple[Tensor, ...], call: Call
+    ) -> BlockPlan | Corrected | Dense:
+        """Ask the method for these heads."""
+        shown = [video_part(side[:, heads], call.layout) for side in tokens]
+        return self.method.plan(shown[0], shown[1], shown[2], call)
 
     def _run(
         self,
         tokens: tuple[Tensor, ...],
         call: Call,
         decision: BlockPlan | Corrected,
-        counter: LayerCounter,
     ) -> _Part:
         """Run what the method decided."""
         query, key, value = tokens
@@ -301,7 +297,6 @@ class Session:
                     squared_error = error
                 if judge is not None:
                     verdict = judge(error)
-        counter.backends[backend] += 1
         padding = None if layout is None else layout.padding
         density = plan.density(padding).mean(dim=0)
         if isinstance(decision, Corrected):
@@ -312,7 +307,7 @@ class Session:
             with call.watch("recall"):
                 found = recall(query, key, plan, layout=layout, rows=rows, scale=call.scale)
                 kept = found.mean(dim=0)
-        return _Part(output, density, kept, squared_error, verdict)
+        return _Part(output, density, kept, squared_error, backend, verdict)
 
     @property
     def state_bytes(self) -> int:
@@ -335,8 +330,3 @@ class Session:
     def summary(self) -> str:
         """Return the statistics as a text table."""
         return summarise(self.stats())
-
-
-def _count_share(call: Call, heads: float, phase: str, share: float) -> None:
-    """Count the work that a method did for this share of a call's heads."""
-    call.count(phase, share * heads)
