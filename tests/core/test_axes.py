@@ -45,6 +45,13 @@ def test_tokens_that_are_all_alike_have_no_axes_and_no_nan() -> None:
     assert bool(torch.isfinite(found).all())
 
 
+def test_a_broken_token_ends_no_run() -> None:
+    moments = torch.eye(8).repeat(2, 1, 1)
+    moments[1, 3, 3] = torch.nan
+    found = main_axes(moments, 4)
+    assert bool(torch.isfinite(found[0]).all())
+
+
 def test_eigenvectors_are_left_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU torch waits for them."""
     monkeypatch.setattr(torch.linalg, "eigh", None)

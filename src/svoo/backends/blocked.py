@@ -229,7 +229,7 @@ class _FarRows:
         self.groups = None
         if terms.groups is not None:
             bias = terms.groups.bias[pair]
-            self.groups = _Listed(bias > -torch.inf, bias)
+            self.groups = _Listed(bias != -torch.inf, bias)
             self.group_key, self.group_value = terms.groups.key[pair], terms.groups.value[pair]
             both = zip(self.counts, self.groups.counts, strict=True)
             self.counts = [blocks + groups for blocks, groups in both]

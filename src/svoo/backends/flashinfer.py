@@ -236,7 +236,7 @@ def _far_part(
             bias, keys, values = (
                 part[b, h] for part in (terms.groups.bias, terms.groups.key, terms.groups.value)
             )
-            parts.append(_Rows(bias > -torch.inf, bias, keys, values))
+            parts.append(_Rows(bias != -torch.inf, bias, keys, values))
         output[b, h], lse[b, h] = _attend_terms(
             queries[b, h], plan.query_sizes[b, h], parts, scale
         )

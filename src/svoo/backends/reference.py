@@ -85,7 +85,7 @@ def _find_terms(
 
 def _where_read(rows: Tensor, bias: Tensor) -> Tensor:
     """Return rows `[..., T, D]` with 0 where the bias `[..., T]` says that there is no term."""
-    return torch.where((bias > -torch.inf).unsqueeze(-1), rows.to(bias.dtype), 0)
+    return torch.where((bias != -torch.inf).unsqueeze(-1), rows.to(bias.dtype), 0)
 
 
 def _term_logits(query: Tensor, terms: _BlockTerms, plan: BlockPlan, scale: float) -> Tensor:

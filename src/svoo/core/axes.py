@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from svoo.core.eigen import eigen
+
 _ROUNDS = 8
 _LEAST = 2e-6  # of the longest column's square: less is rounding
 _TINY = 1e-30  # where all columns are 0
@@ -21,8 +23,7 @@ def main_axes(moments: Tensor, count: int) -> Tensor:
     """
     count = min(count, moments.shape[-1])
     if moments.device.type == "cpu":
-        vectors: Tensor = torch.linalg.eigh(moments).eigenvectors  # rising
-        return vectors.flip(-1)[..., :count]
+        return eigen(moments).vectors.flip(-1)[..., :count]  # they rise
     return iterate_axes(moments, count)
 
 

@@ -115,8 +115,11 @@ def _variances(
         by = choose_implementation(axes, "auto")
         return find_moments(axes.unsqueeze(0), order.unsqueeze(0), sizes, by=by).variance[0]
     heads = count * torch.arange(pairs, device=axes.device).unsqueeze(-1)
-    drawn = torch.rand(len(groups), sample, generator=generator, dtype=torch.float64)
-    sizes = torch.tensor(groups).unsqueeze(-1)
+    device = "cpu" if generator is None else generator.device
+    drawn = torch.rand(
+        len(groups), sample, generator=generator, dtype=torch.float64, device=device
+    ).cpu()
+    sizes = torch.tensor(groups, device="cpu").unsqueeze(-1)
     starts = sizes.cumsum(dim=0) - sizes
     picked = (starts + (drawn * sizes).long()).flatten().to(axes.device, non_blocking=True)
     rows = (order.index_select(1, picked) + heads).flatten()

@@ -68,7 +68,7 @@ def required_density(
         query = query.index_select(2, picked)
     dtype = accumulation_dtype(query)
     scaled = query.to(dtype) * default_scale(query, scale)
-    wanted = torch.tensor(masses, dtype=torch.float64)
+    wanted = torch.tensor(masses, dtype=torch.float64, device="cpu")
     count = _count_by_sorting if exact else _count_in_bins
     # [B * H, rows, masses]; a head at a time in float32, not all. `flatten` might copy all keys.
     heads = [(sample, head) for sample in range(len(key)) for head in range(key.shape[1])]

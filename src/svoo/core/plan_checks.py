@@ -172,7 +172,7 @@ def _check_far_values(plan: BlockPlan, terms: FarTerms) -> None:
     }
     if terms.groups is not None:
         groups = terms.groups
-        entering = groups.bias > -torch.inf
+        entering = groups.bias != -torch.inf
         read |= {
             "groups.bias": (groups.bias, torch.ones_like(entering)),
             "groups.key": (groups.key, entering),

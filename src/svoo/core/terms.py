@@ -54,7 +54,7 @@ class FarTerms:
 
     def enters(self, key_sizes: Tensor) -> Tensor:
         """Return which blocks add a term, bool `[B, H, Cq, Ck]`, from key_sizes `[B, H, Ck]`."""
-        return self.middle & (self.bias > -torch.inf) & (key_sizes > 0).unsqueeze(2)
+        return self.middle & (self.bias != -torch.inf) & (key_sizes > 0).unsqueeze(2)
 
 
 Terms = MeanTerms | FarTerms

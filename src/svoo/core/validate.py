@@ -22,8 +22,9 @@ def inference_only(function: Callable[Given, Result]) -> Callable[Given, Result]
     to be accumulated in float32), and outside the graphs of `torch.compile`."""
 
     def call(*given: Given.args, **named: Given.kwargs) -> Result:
-        tensors = (value for value in (*given, *named.values()) if isinstance(value, Tensor))
-        kind = next((tensor.device.type for tensor in tensors), "cpu")
+        devices = (getattr(value, "device", None) for value in (*given, *named.values()))
+        kinds = [device.type for device in devices if isinstance(device, torch.device)]
+        kind = next((kind for kind in kinds if kind != "cpu"), "cpu")
         known = kind if torch.amp.is_autocast_available(kind) else "cpu"
         with torch.no_grad(), torch.autocast(known, enabled=False):
             return function(*given, **named)

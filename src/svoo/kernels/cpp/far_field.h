@@ -277,7 +277,8 @@ private:
             const int64_t row = (pair * call.query_blocks + v * LANES + lane) * call.key_blocks;
             const Vector total = square[TOTAL][lane];
             const Vector bias = LOG_2 * (square[SHIFT][lane] + log2_from_one(total));
-            store_part(total > all(0) ? bias : all(-INFINITY), call.bias + row, first + slot, call.key_blocks);
+            // A total that is no number stays none: an empty block has 0.
+            store_part(total == all(0) ? all(-INFINITY) : bias + (total - total), call.bias + row, first + slot, call.key_blocks);
             store_part(square[LENGTH][lane], call.lengths + row, first + slot, call.key_blocks);
         }
     }

@@ -177,7 +177,7 @@ def _look(
         total = total * fade[:, None] + multiply(weights.to(told.dtype), told, PRODUCTS)
         peak = new_peak
 
-    found = weight > 0
+    found = weight != 0
     weight = tl.where(found, weight, 1.0)
     natural = (peak + tl.log2(weight) - middle_logit) * 0.6931471805599453
     cells = (pair * query_blocks + rows) * key_blocks + tl.program_id(1)

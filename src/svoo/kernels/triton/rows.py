@@ -66,7 +66,7 @@ def find_rows(key: Tensor, value: Tensor, plan: BlockPlan) -> TermRows:
         fill_means(value, order, sizes, mean_value)
         logs = sizes.float().log2().masked_fill(~terms.compensate, -torch.inf)
         bias = logs.unsqueeze(2).masked_fill(plan.keep, -torch.inf)
-        enters = bias > -torch.inf
+        enters = bias != -torch.inf
         return TermRows(BlockRows(mean_key, mean_value, bias, _list(enters)))
     return TermRows(_far_rows(mean_key, terms, sizes), _groups(terms.groups))
 
