@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from svoo.errors import FileError
+from svoo import Profile
+from svoo.errors import ConfigError, FileError, ProfileError
+from svoo.metrics.video import check_video_path, read_video
 from svoo.storage import atomically, cache_folder, check_writable, locked, write_atomically
 
 
@@ -119,6 +121,31 @@ def test_another_process_is_told_at_once(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "svoo"
+
+
+def test_what_nobody_may_look_into_is_refused_or_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an ordinary user meets /root; who runs the tests may be root."""
+    closed = tmp_path / "root"
+    ask = Path.stat
+
+    def refuse(path: Path, **how: Any) -> Any:
+        if closed in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return ask(path, **how)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(closed / "cache"))
+    assert cache_folder().parent == tmp_path
+    for path in (closed / "v.mp4", closed / "pictures"):
+        with pytest.raises(FileError, match="cannot write .*Permission denied"):
+            check_video_path(path)
+    with pytest.raises(ConfigError, match="cannot read the video"):
+        read_video(closed / "v.mp4")
+    with pytest.raises(ProfileError, match="cannot read the profile"):
+        Profile.load(closed / "p.safetensors")
 
 
 def test_without_a_home_the_cache_is_a_private_folder(

@@ -52,7 +52,7 @@ def locked(path: Path) -> Iterator[None]:
 
     The lock lies in the user's cache, so that nothing is left beside the output.
     """
-    name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
     folder = cache_folder() / "locks"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,8 +81,11 @@ def cache_folder() -> Path:
 
 
 def _can_be_made(folder: Path) -> bool:
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    try:
+        there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    except OSError:  # a home that this user may not even look into
+        return False
 
 
 def _private_folder() -> Path:
@@ -104,13 +107,23 @@ def _private_folder() -> Path:
     return folder
 
 
-def check_writable(path: Path, needed: int = LEAST_ROOM) -> None:
-    """Refuse an output file that cannot be written, or has no room for `needed` bytes, before any
-    work is done."""
-    if path.is_dir():
-        raise FileError(f"cannot write {path}: it is a folder; give a file name such as video.mp4")
-    made = [parent for parent in path.parents if not parent.exists()]
+def is_folder(path: Path) -> bool:
+    """Return whether a path is a folder, as far as this user may know."""
     try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def check_writable(path: Path, needed: int = LEAST_ROOM, *, folder: bool = False) -> None:
+    """Refuse an output file (or `folder`, which is written beside the earlier one) that cannot be
+    written, or has no room for `needed` bytes, before any work is done."""
+    if not folder and is_folder(path):
+        raise FileError(f"cannot write {path}: it is a folder; give a file name such as video.mp4")
+    made: list[Path] = []
+    try:
+        made += [parent for parent in path.parents if not parent.exists()]
+        path.with_name(f".{path.name}.partial").exists()  # says if the name is too long
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pytest
 import torch
 
 from svoo.app.doctor import CALLS, Finding, examine, report
@@ -28,6 +29,20 @@ def test_the_ladder_is_told_in_order_with_reasons() -> None:
         on_the_cpu = "blocked" if why_no_library() else "cpp"
         assert texts["triton"] == "needs a CUDA tensor, got cpu"
         assert texts["auto"].startswith(f"{on_the_cpu} for bfloat16, head size 128, far terms;")
+
+
+def test_a_home_that_is_the_root_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = [Finding("x", good=True, text="/usr/bin/g++")]
+    monkeypatch.setattr(Path, "home", lambda: Path("/"))
+    assert report(finding)["findings"][0]["text"] == "/usr/bin/g++"
+    monkeypatch.setattr(Path, "home", lambda: Path("/usr"))
+    assert report(finding)["findings"][0]["text"] == "~/bin/g++"
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    assert report(finding)["findings"][0]["text"] == "/usr/bin/g++"
 
 
 def test_a_report_says_what_each_backend_needs_and_names_no_home() -> None:

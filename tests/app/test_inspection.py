@@ -1,5 +1,6 @@
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,14 @@ def test_comparison_agrees_with_scipy_and_names_the_worst_heads() -> None:
     assert one == pytest.approx(float(mine[2 * layer + head]))
     same = compare(first, first)
     assert same.correlation == pytest.approx(1) and same.mean_distance == 0
+
+
+def test_heads_that_are_all_alike_have_no_correlation() -> None:
+    profile = made_profile()
+    same = replace(profile, density=torch.ones_like(profile.density))
+    found = compare(same, same, 0.9)
+    assert found.correlation is None and found.rank_correlation is None
+    json.dumps(asdict(found), allow_nan=False)
 
 
 def test_profiles_of_other_steps_are_compared_at_the_same_noise_levels() -> None:

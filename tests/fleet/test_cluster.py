@@ -20,6 +20,29 @@ def by_index(outcomes: Iterator[Outcome[int, int]]) -> list[Outcome[int, int]]:
     return sorted(outcomes, key=lambda outcome: outcome.index)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "asked", "expected"),
+    [
+        ([{"CPU": 6}, {"CPU": 6}], None, (3, {"num_cpus": 3})),  # 4 each would fit twice
+        ([{"CPU": 10}, {"CPU": 10}], None, (5, {"num_cpus": 3})),
+        ([{"CPU": 6}, {"CPU": 2}], None, (2, {"num_cpus": 3})),
+        ([{"CPU": 1}, {"CPU": 1}], 3, (3, {"num_cpus": 0.33})),
+        ([{"CPU": 4, "GPU": 8}], None, (8, {"num_gpus": 1, "num_cpus": 0})),
+        ([{"CPU": 64, "GPU": 8}, {"CPU": 2}], None, (8, {"num_gpus": 1, "num_cpus": 1})),
+    ],
+)
+def test_every_worker_fits_on_a_machine(
+    nodes: list[dict[str, float]], asked: int | None, expected: tuple[int, dict[str, float]]
+) -> None:
+    listed = [{"Alive": True, "Resources": node} for node in nodes]
+    found = _share(SimpleNamespace(nodes=lambda: listed), asked, use_gpus=True)
+    assert found.workers == expected[0]
+    assert found.resources == pytest.approx(expected[1], abs=0.01)
+    each = found.resources["num_cpus"]
+    room = sum(node["CPU"] // each for node in nodes) if each else found.workers
+    assert room >= found.workers
+
+
 def test_the_same_outcomes_as_in_this_process(cluster: Cluster) -> None:
     def make_worker() -> Worker[int, int]:  # inside: Ray sends it by value
         def worker(job: int, on_step: OnStep) -> int:

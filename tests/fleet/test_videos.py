@@ -56,6 +56,12 @@ def missing(prompts: Path, folder: Path, **settings: Any) -> list[Request]:
     return [video.request for video in found if video.record is None]
 
 
+def test_a_folder_may_have_a_dot_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text(PROMPTS[0])
+    (video,) = list_videos(tmp_path / "p.txt", tmp_path / "wan2.1-t2v-1.3b", SMALL)
+    assert video.request.out.parent.name == "wan2.1-t2v-1.3b"
+
+
 def contents(folder: Path) -> dict[str, Any]:
     """What a folder of videos holds, less what differs from run to run."""
     found: dict[str, Any] = {}

@@ -69,6 +69,65 @@ def test_every_format_comes_back(name: str, tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == [name]
 
 
+def test_pictures_are_read_by_their_numbers(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for number in range(11):
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    assert read_video(tmp_path)[:, 0, 0, 0].tolist() == list(range(11))
+
+
+def test_a_folder_behind_a_link_is_replaced_there(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for count in (2, 3):
+        write_video(clip()[:count], tmp_path / "link")
+    assert len(read_video(tmp_path / "real")) == 3 and (tmp_path / "link").is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"link", "real"}
+
+
+def test_a_folder_that_cannot_be_replaced_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_video(clip()[:2], tmp_path / "v")
+    replace = Path.replace
+
+    def fail(path: Path, target: Path) -> Path:
+        if path.name == ".v.partial":
+            raise OSError(16, "Device or resource busy")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(FileError, match="resource busy"):
+        write_video(clip()[:3], tmp_path / "v")
+    assert len(read_video(tmp_path / "v")) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["v"]
+
+
+def test_a_mount_and_a_name_that_is_none_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="must have a name"):
+        check_video_path(Path())
+    with pytest.raises(FileError, match="File name too long"):
+        check_video_path(tmp_path / f"{'n' * 245}.mp4")
+    with pytest.raises(FileError, match="File name too long"):
+        check_video_path(tmp_path / ("n" * 300))
+    with pytest.raises(ConfigError, match="cannot read the video"):
+        read_video(tmp_path / ("n" * 300))
+    monkeypatch.setattr(Path, "is_mount", lambda _path: True)
+    (tmp_path / "v").mkdir()
+    with pytest.raises(FileError, match="or a mount"):
+        check_video_path(tmp_path / "v")
+
+
+def test_an_archive_is_no_video(tmp_path: Path) -> None:
+    with (tmp_path / "v.npy").open("wb") as file:
+        np.savez(file, frames=clip())
+    with pytest.raises(ConfigError, match="cannot read the video"):
+        read_video(tmp_path / "v.npy")
+
+
 def test_an_array_keeps_its_numbers(tmp_path: Path) -> None:
     frames = np.random.default_rng(0).uniform(size=(2, 5, 7, 3)).astype(np.float32)
     write_video(frames, tmp_path / "v.npy")

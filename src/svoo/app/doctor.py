@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -77,10 +78,12 @@ def examine() -> list[Finding]:
 def report(findings: Iterable[Finding]) -> dict[str, Any]:
     """Return the findings, the machine and what each backend needs as plain data for a bug report;
     the user's home is not named."""
-    home = str(Path.home())
     rows = [asdict(finding) for finding in findings]
-    for row in rows:
-        row["text"] = row["text"].replace(home, "~")
+    with suppress(RuntimeError):  # a user without a home
+        home = Path.home()
+        for row in rows:
+            if home != Path(home.root):  # as some containers have it
+                row["text"] = row["text"].replace(f"{home}/", "~/")
     return {
         "svoo": metadata.version("svoo"),
         "system": platform.platform(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,8 +67,8 @@ class Spread:
 class Comparison:
     """How two profiles of a model agree on the mean over inputs and steps, head by head."""
 
-    correlation: float
-    rank_correlation: float
+    correlation: float | None  # None: where all heads of a profile need the same there is none
+    rank_correlation: float | None
     mean_difference: float
     mean_distance: float
     worst: list[tuple[int, int, float, float]]  # layer, head, first's density, second's
@@ -163,7 +164,7 @@ def draw(profile: Profile, mass: float = 0.95, quantile: float = 0.95) -> Figure
     budgets = profile.budgets(mass, quantile).mean(dim=0)
     _draw_map(figure, budget, budgets, f"budget: {quantile:.0%} quantile over inputs, mean")
     name = profile.provenance.get("model", "a profile")
-    figure.suptitle(f"{name}, mass {mass:g}, inputs: {profile.inputs}")
+    figure.suptitle(f"{name}, mass {mass:g}, inputs: {profile.inputs}", parse_math=False)
     return figure
 
 
@@ -232,8 +233,9 @@ def _spread(density: Tensor, axis: int) -> float:
     return float(density.std(dim=axis, correction=0).mean())
 
 
-def _correlation(first: Tensor, second: Tensor) -> float:
-    return float(torch.corrcoef(torch.stack([first, second]))[0, 1])
+def _correlation(first: Tensor, second: Tensor) -> float | None:
+    found = float(torch.corrcoef(torch.stack([first, second]))[0, 1])
+    return found if math.isfinite(found) else None
 
 
 def _ranks(values: Tensor) -> Tensor:

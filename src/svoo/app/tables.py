@@ -97,10 +97,11 @@ def comparison_tables(first: Profile, second: Profile, mass: float) -> tuple[str
     from svoo.app.inspection import compare
 
     found = compare(first, second, mass)
+    both = found.correlation, found.rank_correlation
+    straight, of_ranks = ("undefined" if value is None else f"{value:.3f}" for value in both)
     sentence = (
-        f"heads' means at mass {mass:g}: correlation {found.correlation:.3f}, of ranks "
-        f"{found.rank_correlation:.3f}; first less second {found.mean_difference:+.3f} on average,"
-        f" {found.mean_distance:.3f} apart"
+        f"heads' means at mass {mass:g}: correlation {straight}, of ranks {of_ranks}; first less "
+        f"second {found.mean_difference:+.3f} on average, {found.mean_distance:.3f} apart"
     )
     table = Table("layer", "head", "first", "second", title="the heads furthest apart")
     for layer, head, mine, theirs in found.worst:

@@ -124,18 +124,24 @@ def _check_answers(address: str) -> None:
 def _share(ray: Any, workers: int | None, *, use_gpus: bool) -> Cluster:  # noqa: ANN401 (a module)
     """Divide a cluster between workers: a GPU each, or CPUs."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    gpus = sum(int(node.get("GPU", 0)) for node in nodes) if use_gpus else 0
-    if gpus:
+    with_gpus = [node for node in nodes if int(node.get("GPU", 0))] if use_gpus else []
+    if with_gpus:
+        gpus = sum(int(node["GPU"]) for node in with_gpus)
         if workers is not None and workers > gpus:
             raise ConfigError(f"--workers {workers}: the cluster has {gpus} GPUs, one for each")
-        return Cluster(workers or gpus, {"num_gpus": 1, "num_cpus": 1})
+        beside = min(node.get("CPU", 0) // int(node["GPU"]) for node in with_gpus)
+        return Cluster(workers or gpus, {"num_gpus": 1, "num_cpus": min(1, int(beside))})
     cpus = sum(node.get("CPU", 0) for node in nodes)
     if not cpus:
         raise ConfigError("the Ray cluster has neither GPUs nor CPUs")
     count = workers or max(1, int(cpus) // _CPUS)
     largest = max(node.get("CPU", 0) for node in nodes)
     each = min(largest, cpus / count)
-    return Cluster(count, {"num_cpus": int(each) or each * 0.99})
+    each = int(each) or each * 0.99
+    # A worker fits on one machine, and one that fits on none would be waited for without end.
+    while sum(node.get("CPU", 0) // each for node in nodes) < count:
+        each = each - 1 if each > 1 else each / 2
+    return Cluster(count, {"num_cpus": each})
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 from svoo.errors import ConfigError
 from svoo.fleet.cluster import Cluster
 from svoo.fleet.jobs import RETRIES, OnProgress, OnStep, Outcome, run_jobs
+from svoo.metrics.video import ENDINGS
 from svoo.plugin.calibrate import read_prompts
 from svoo.plugin.request import Request
 from svoo.plugin.run import (
@@ -64,7 +65,7 @@ def list_videos(
     """
     if samples < 1:
         raise ConfigError(f"--samples must be a whole number from 1, got {samples}")
-    if folder.suffix or folder.is_file():
+    if folder.suffix.lower() in ENDINGS or folder.is_file():
         raise ConfigError(f"--prompts makes many videos: --out must be a folder, got {folder}")
     first = settings.get("seed", 0)
     found = []

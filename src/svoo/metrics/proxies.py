@@ -23,6 +23,7 @@ BACKGROUND = "background consistency (proxy)"
 IMAGING = "imaging quality (proxy, BRISQUE)"
 MOTION = "motion"
 _SIDE = 224
+_LONGEST = 512
 _AT_ONCE = 8  # frames
 
 
@@ -50,11 +51,23 @@ class Proxies:
             BACKGROUND: _centre(_shorter_side(pictures, "bicubic")),
         }
         scores = {name: consistency(self._features(view)) for name, view in views.items()}
-        imaging = float(np.mean([self._brisque.score(picture) for picture in pixels]))
+        seen = _at_most(pictures).permute(0, 2, 3, 1).numpy() / 255
+        imaging = float(np.mean([self._brisque.score(picture) for picture in seen]))
         return {**scores, IMAGING: imaging, MOTION: motion(pixels)}
 
     def _features(self, pictures: Tensor) -> Tensor:
         return torch.cat([self._net.features(part) for part in pictures.split(_AT_ONCE)])
+
+
+def _at_most(pictures: Tensor) -> Tensor:
+    """Scale pictures whose longer side has more than 512 pixels down to that, as VBench does."""
+    height, width = pictures.shape[2:]
+    if max(height, width) <= _LONGEST:
+        return pictures
+    size = [int(length * _LONGEST / max(height, width)) for length in (height, width)]
+    return interpolate(
+        pictures, size=size, mode="bilinear", align_corners=False, antialias=False
+    ).clamp(0, 255)
 
 
 def _shorter_side(pictures: Tensor, mode: str) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from svoo.errors import ConfigError, FileError
-from svoo.storage import LEAST_ROOM, atomically, check_writable
+from svoo.storage import LEAST_ROOM, atomically, check_writable, is_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,8 +32,9 @@ def check_video_path(path: Path, shape: tuple[int, int, int] | None = None) -> N
             f"the video must end in {', '.join(ENDINGS)} or be a folder of PNG pictures (no "
             f"ending), got {path}"
         )
-    if path.name.lower() in ENDINGS:  # to Python that is a name without an ending
+    if path.name.lower() in ("", *ENDINGS):  # to Python that is a name without an ending
         raise ConfigError(f"the video must have a name before its ending, got {path}")
+    path = path.resolve()
     needed = LEAST_ROOM
     if shape is not None:
         frames, height, width = shape
@@ -41,12 +42,14 @@ def check_video_path(path: Path, shape: tuple[int, int, int] | None = None) -> N
     if path.suffix:
         check_writable(path, needed)
         return
-    if path.is_dir() and any(not _is_picture(entry) for entry in path.iterdir()):
+    if is_folder(path) and (
+        path.is_mount() or any(not _is_picture(entry) for entry in path.iterdir())
+    ):
         raise FileError(
             f"cannot write {path}: it is a folder that holds other files than pictures of a "
-            "video; give a file name such as video.mp4, or another folder"
+            "video, or a mount; give a file name such as video.mp4, or another folder"
         )
-    check_writable(path / "0000.png", needed)
+    check_writable(path, needed, folder=True)
 
 
 def write_video(frames: Frames, path: Path, fps: float = FPS) -> None:
@@ -114,19 +117,24 @@ def _write_pictures(frames: Frames, path: Path) -> None:
     """Write a folder of pictures: all of them beside it, then instead of the earlier ones."""
     from PIL import Image
 
-    unfinished = path.with_name(f".{path.name}.partial")
+    path = path.resolve()
+    unfinished, earlier = (path.with_name(f".{path.name}.{end}") for end in ("partial", "old"))
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        for folder in (unfinished, earlier):
+            shutil.rmtree(folder, ignore_errors=True)
         unfinished.mkdir(parents=True)
         for number, picture in enumerate(_as_pixels(frames)):
             Image.fromarray(picture).save(unfinished / f"{number:04d}.png")
         if path.is_dir():
-            shutil.rmtree(path)
+            path.replace(earlier)
         unfinished.replace(path)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error}") from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if earlier.is_dir() and not path.exists():
+            earlier.replace(path)
+        for folder in (unfinished, earlier):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_picture(path: Path) -> bool:
@@ -136,7 +144,7 @@ def _is_picture(path: Path) -> bool:
 def read_video(path: Path) -> Frames:
     """Return the frames of a video `[frames, height, width, 3]`: uint8, or what an npy holds."""
     read: Callable[[Path], Frames] = _decode
-    if path.is_dir():
+    if is_folder(path):
         read = _read_pictures
     elif path.suffix.lower() == ".npy":
         read = _read_array
@@ -165,7 +173,8 @@ def _read_pictures(path: Path) -> Frames:
     import numpy as np
     from PIL import Image
 
-    pictures = sorted(entry for entry in path.iterdir() if _is_picture(entry))
+    found = (entry for entry in path.iterdir() if _is_picture(entry))
+    pictures = sorted(found, key=lambda entry: int(entry.stem))
     if not pictures:
         raise ValueError("it is a folder without numbered PNG pictures")
     try:
@@ -178,7 +187,7 @@ def _read_array(path: Path) -> Frames:
     import numpy as np
 
     with np.errstate(all="raise"):  # a size that overflows
-        mapped = np.load(path, mmap_mode="r", allow_pickle=False)  # its size is checked by mapping
+        mapped = np.lib.format.open_memmap(path, mode="r")  # its size is checked by mapping
     if mapped.ndim != 4 or mapped.shape[-1] != 3 or mapped.dtype.kind not in "fu":
         raise ValueError(
             f"expected [frames, height, width, 3] of floats or bytes, got {list(mapped.shape)} of "

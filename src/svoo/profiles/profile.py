@@ -17,7 +17,7 @@ from torch import Tensor
 
 from svoo.core.validate import check_mass
 from svoo.errors import ConfigError, ProfileError
-from svoo.storage import write_atomically
+from svoo.storage import is_folder, write_atomically
 
 FORMAT = "svoo-profile-1"
 PROFILE_MASS = 0.95  # the mass that budgets are taken at, as in the paper
@@ -198,7 +198,7 @@ class Profile:
                 stored = dict(json.loads((file.metadata() or {}).get("svoo", "{}")))
             facts = {str(name): str(fact) for name, fact in stored.items()}
         except OSError as error:
-            reason = "it is a folder" if Path(path).is_dir() else error
+            reason = "it is a folder" if is_folder(path) else error
             raise ProfileError(f"cannot read the profile {path}: {reason}") from error
         except (
             SafetensorError,

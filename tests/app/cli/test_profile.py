@@ -54,13 +54,24 @@ def test_profile_hands_over_what_was_asked(
         (["--inputs", "1000"], "--inputs must be 1 to the"),
         (["--guidance", "nan"], "--guidance must be a finite number"),
         (["--method", "svg2"], "--method must be svoo or sta, which have something to measure"),
-        (["--method", "sta", "--ray", "x"], "--method sta runs on this machine"),
+        (["--method", "sta", "--ray", "x"], "--ray: for profiles of svoo"),
+        (["--method", "sta", "--rows", "9", "--exact"], "--rows, --exact: for profiles of svoo"),
     ],
 )
 def test_bad_profile_requests(arguments: list[str], message: str) -> None:
     refused = CliRunner().invoke(app, ["profile", *arguments])
     assert isinstance(refused.exception, ConfigError)
     assert re.search(message, str(refused.exception))
+
+
+def test_windows_never_replace_a_profile(tmp_path: Path) -> None:
+    out = tmp_path / "profile.safetensors"
+    made_profile().save(out)
+    before = out.read_bytes()
+    refused = CliRunner().invoke(app, ["profile", "--method", "sta", "--out", str(out)])
+    assert isinstance(refused.exception, ConfigError)
+    assert "is there and no table of windows" in str(refused.exception)
+    assert out.read_bytes() == before
 
 
 def test_windows_are_searched_for_sta(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tiny
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -21,6 +22,14 @@ def test_a_head_is_drawn(tmp_path: Path) -> None:
         assert image.width > 300
     found = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert (found["layer"], found["head"]) == (1, 1) and 0 < found["density"] <= 1
+
+
+def test_a_model_that_needs_a_picture_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("svoo.plugin.load.open_pipeline", lambda *_: tiny.build("wan2.1-i2v"))
+    error = CliRunner().invoke(app, ["show", "--out", str(tmp_path / "a.png"), *SIZES]).exception
+    assert isinstance(error, ConfigError) and "makes video from an image" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,7 @@ def test_a_busy_machine_and_missing_weights_are_noted(
     ("arguments", "message"),
     [
         (["layers", "--ray", "local", "--minutes", "5"], "--minutes is for one machine"),
+        (["layers", "--untimed", "--retime"], "--untimed makes rows without times"),
         (["layer"], "no study called 'layer'"),
         (["layers", "report"], "stands alone"),
         (["layers", "--method", "svg3"], "no method called 'svg3'"),

@@ -148,6 +148,24 @@ def test_a_step_that_takes_too_long_is_marked_and_not_waited_for(tmp_path: Path)
     maker.gate.set()
 
 
+def test_a_running_video_that_was_removed_does_not_come_back(tmp_path: Path) -> None:
+    class Stuck(FakeMaker):
+        def make(self, *_settings: Any) -> Any:
+            self.gate.wait()
+
+    store, maker = Store(tmp_path / "jobs"), Stuck()
+    maker.gate.clear()
+    queue = JobQueue(store, maker, 5)
+    queue.start()
+    name = queue.add(settings(), None)["id"]
+    until(lambda: queue.describe(name)["status"] == "in_progress")
+    queue.remove(name)
+    assert Store(tmp_path / "jobs").load() == []  # as after a crash
+    queue.stop(0.1)
+    assert store.load() == []
+    maker.gate.set()
+
+
 def test_pages(bench: Bench) -> None:
     names = [bench.add() for _ in range(5)]
     rows, more = bench.queue.describe_all(None, 2, newest_first=True)

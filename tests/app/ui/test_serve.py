@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import httpx2
 import pytest
@@ -29,6 +30,12 @@ def test_others_get_one(host: str) -> None:
 def test_weak_tokens_are_refused(token: str) -> None:
     with pytest.raises(ConfigError, match="--token must have at least 16 plain letters"):
         choose_token("0.0.0.0", token)
+
+
+def test_the_link_holds_any_token() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        link = address(listener, "a+b&c%d e")
+    assert parse_qs(link.split("#")[1]) == {"token": ["a+b&c%d e"]}  # as URLSearchParams reads it
 
 
 def test_an_address_that_is_taken_is_refused_with_what_to_do() -> None:

@@ -31,7 +31,7 @@ def run(
 ) -> None:
     """Generate one video dense, in the paper's mode and in ours, and show them side by side.
 
-    It takes some four minutes on two cores; fewer steps or frames are faster.
+    It takes some three minutes on two cores; fewer steps or frames are faster.
 
     Examples:
 

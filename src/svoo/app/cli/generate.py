@@ -74,7 +74,12 @@ def run(
             help="A file of `svoo profile`, for --method paper, release or sta, or for --mass."
         ),
     ] = None,
-    fps: Annotated[float | None, typer.Option(help="Frames per second of the file.")] = None,
+    fps: Annotated[
+        float | None,
+        typer.Option(
+            help="Frames per second of the file. Default: the model's own, 16 where unknown."
+        ),
+    ] = None,
     samples: Annotated[
         int,
         typer.Option(

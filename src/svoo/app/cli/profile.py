@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -106,8 +107,14 @@ def run(
         raise ConfigError(
             f"--method must be svoo or sta, which have something to measure: {method!r}"
         )
-    if method == "sta" and ray is not None:
-        raise ConfigError("--ray measures profiles of svoo; --method sta runs on this machine")
+    if method == "sta":
+        own = inspect.signature(run).parameters
+        given = {"rows": rows, "masses": masses, "every": every, "branch": branch}
+        given |= {"exact": exact, "restart": restart, "ray": ray, "workers": workers}
+        other = [name for name, value in given.items() if value != own[name].default]
+        if other:
+            options = ", ".join(f"--{name}" for name in other)
+            raise ConfigError(f"{options}: for profiles of svoo; --method sta takes none of them")
     measuring = RecordConfig(
         masses=as_numbers("masses", masses),
         rows=_row_count(rows),
@@ -117,31 +124,31 @@ def run(
         seed=video.seed,
     )
     request = Request(prompt="", out=out, **vars(video))
-    given = read_inputs(prompts or MINI_PROMPTS, images, inputs)
+    entries = read_inputs(prompts or MINI_PROMPTS, images, inputs)
     output = Output(json=as_json, quiet=quiet)
     with output.progress() as bar:
         task = bar.add_task("loading", total=None)
 
         def on_progress(done: float) -> None:
-            text = f"{int(done)} of {len(given)} inputs"
-            bar.update(task, description=text, completed=done, total=len(given))
+            text = f"{int(done)} of {len(entries)} inputs"
+            bar.update(task, description=text, completed=done, total=len(entries))
 
         if method == "sta":
-            table = record_windows(request, given, on_progress)
+            table = record_windows(request, entries, on_progress)
             steps, layers, heads, _ = table.windows.shape
             output.say(f"{out} written: windows of {steps} steps, {layers} layers, {heads} heads")
             output.data({"out": str(out), "windows": table.windows.tolist()})
             return
         with open_cluster(ray, workers=workers, use_gpus=video.device != "cpu") as cluster:
             recording = record_by_name(
-                request, given, measuring, cluster, restart=restart, on_progress=on_progress
+                request, entries, measuring, cluster, restart=restart, on_progress=on_progress
             )
     found = recording.profile
     if found is None:
-        lines = (f"  {given[bad.job]['prompt']}: {bad.error}" for bad in recording.failed)
+        lines = (f"  {entries[bad.job]['prompt']}: {bad.error}" for bad in recording.failed)
         count = len(recording.failed)
         output.complain(
-            f"{count} of {len(given)} inputs failed; the same command tries them again:", *lines
+            f"{count} of {len(entries)} inputs failed; the same command tries them again:", *lines
         )
         raise typer.Exit(1)
     output.show(*profile_tables(found))

@@ -48,7 +48,7 @@ def run(
     """
     from svoo.app.gallery import Sight, draw_maps, see, watch_one, write_picture
     from svoo.plugin.apply import apply
-    from svoo.plugin.load import open_pipeline
+    from svoo.plugin.load import check_takes, open_pipeline
     from svoo.plugin.request import Request, call_sizes, choose_method, known_model
     from svoo.plugin.run import LoopTimer, call_arguments, call_pipeline
 
@@ -69,6 +69,7 @@ def run(
         if runs_on_cpu(video.device):
             output.prepare_kernels(bar, task)
         pipe = open_pipeline(request, model)
+        check_takes(request, pipe, image=False)
 
         def on_step(done: int, _total: int) -> None:
             bar.update(task, description="denoising", completed=done, total=where[0])

@@ -74,6 +74,14 @@ def run(
             "--retime", help="Time again what another machine, or a busy one, has timed."
         ),
     ] = False,
+    untimed: Annotated[
+        bool,
+        typer.Option(
+            "--untimed",
+            help="For quality alone: dense is made once for each prompt, no time counts, and the "
+            "machine may be busy.",
+        ),
+    ] = False,
     ray: Ray = None,
     workers: Workers = None,
     as_json: Json = False,
@@ -124,11 +132,23 @@ def run(
         raise ConfigError("`report` stands alone: the other studies write the report at their end")
     if minutes is not None and ray is not None:
         raise ConfigError("--minutes is for one machine, --ray for many: give one of them")
+    if untimed and retime:
+        raise ConfigError("--untimed makes rows without times, --retime times rows: give one")
     done, seconds_left = Done(), 0.0
     if names != ["report"]:
         chosen = find_studies(names)
         request = Request(prompt="", out=out, **vars(video))
-        order = Order(request, out, prompts, images, count, quick, method or None, retime)
+        order = Order(
+            request,
+            out,
+            prompts,
+            images,
+            count,
+            quick,
+            method or None,
+            retime,
+            timed=not untimed,
+        )
         with output.progress() as bar:
             task = bar.add_task("loading", total=None)
             use_gpus = video.device != "cpu"
@@ -145,7 +165,7 @@ def run(
                     if any(job.scored for _, job in planned):
                         _say_what_is_missing(output, lab)
                     if cluster is None:
-                        if todo:
+                        if todo and not untimed:
                             _say_if_busy(output)
                         forecast = make_forecast(planned, lab) if todo else None
                         _say_what_is_left(output, todo, len(planned), forecast)

@@ -80,7 +80,7 @@ class JobQueue:
             self._changed.notify_all()
         self._thread.join(patience)
         with self._changed:
-            if self._running is not None:
+            if self._running is not None and self._running.id in self._jobs:
                 self._end(self._running, STOPPED)
 
     def add(self, settings: Settings, picture: bytes | None) -> dict[str, Any]:
@@ -148,7 +148,9 @@ class JobQueue:
             job = self.get(name)
             self.cancel(name)
             del self._jobs[name]
-            if job is not self._running:  # else its thread removes them
+            if job is self._running:  # its thread removes the files, at its next step
+                self._store.forget(job)
+            else:
                 self._store.remove(job)
 
     def _describe(self, job: Job) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 import webbrowser
+from urllib.parse import quote
 
 import uvicorn
 from fastapi import FastAPI
@@ -59,7 +60,7 @@ def address(listener: socket.socket, token: str | None) -> str:
     """Return what to open in a browser; the token is behind a #, which is never sent or logged."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/" + ("" if token is None else f"#token={token}")
+    return f"http://{shown}:{port}/" + ("" if token is None else f"#token={quote(token, safe='')}")
 
 
 def serve(app: FastAPI, listener: socket.socket, *, open_page: str | None = None) -> None:

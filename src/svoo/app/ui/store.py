@@ -57,10 +57,13 @@ class Store:
 
     def remove(self, job: Job) -> None:
         """Remove a job and all its files; the record goes first, so that none is ever half."""
-        folder = self.folder_of(job)
+        self.forget(job)
+        shutil.rmtree(self.folder_of(job), ignore_errors=True)
+
+    def forget(self, job: Job) -> None:
+        """Remove the record of a job: what lies in a folder without one goes at the next start."""
         with suppress(OSError):
-            (folder / _RECORD).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+            (self.folder_of(job) / _RECORD).unlink(missing_ok=True)
 
     def find(self, job: Job, variant: str) -> Path | None:
         """Return a finished job's file, or None where it has none of that kind."""

@@ -16,7 +16,7 @@ from svoo.app.ui.queue import OnProgress, Outcome
 from svoo.app.ui.settings import ModelFacts, Settings
 from svoo.app.ui.store import PICTURE, VARIANTS
 from svoo.catalogue import FRAME_STEP, SIDE_STEP, Model
-from svoo.errors import ConfigError, ModelError
+from svoo.errors import ConfigError
 from svoo.methods import PRESETS, available_methods
 from svoo.methods.base import MethodConfig
 from svoo.methods.dense import DenseConfig
@@ -34,7 +34,7 @@ from svoo.plugin.request import (
     count_tokens,
     known_model,
 )
-from svoo.plugin.run import Made, call_arguments, run_applied
+from svoo.plugin.run import Made, call_arguments, check_finite, run_applied
 from svoo.session.stats import RunStats
 from svoo.storage import write_atomically
 
@@ -89,7 +89,8 @@ class Studio:
                 arguments = call_arguments(request, self._model) | _picture(settings, folder)
                 profile = None if isinstance(config, DenseConfig) else "auto"
                 made.append(run_applied(pipe, config, profile, arguments, on_step))
-            _check_finite(made)
+            for one in made:
+                check_finite(one)
             # The last moment to cancel.
             on_progress("writing", len(passes) * settings.steps, len(passes) * settings.steps)
         _write(made, settings, folder)
@@ -158,18 +159,6 @@ def _picture(settings: Settings, folder: Path) -> dict[str, Any]:
     return {"image": read_image(folder / PICTURE)} if settings.picture else {}
 
 
-def _check_finite(made: list[Made]) -> None:
-    """Refuse a video of nothing: it would be written as black, with figures that are none."""
-    import numpy as np
-
-    for one in made:
-        if not np.isfinite(one.frames).all():
-            raise ModelError(
-                f"the video of {one.stats.method} has values that are no numbers (nan or "
-                "infinite); try another method, less guidance or --dtype float32"
-            )
-
-
 def _write(made: list[Made], settings: Settings, folder: Path) -> None:
     """Write videos, a small picture of the middle frame, and the density map of a sparse run."""
     for variant, one in zip(("video", "dense"), made, strict=False):
@@ -215,7 +204,7 @@ def _facts(pipe: Any, request: Request, model: Model | None) -> ModelFacts:  # n
         frames=usual.get("num_frames"),
         steps=usual.get("num_inference_steps"),
         guidance=usual.get("guidance_scale"),
-        fps=FPS,
+        fps=model.fps if model else FPS,
         side_step=SIDE_STEP if model else 1,
         frame_step=FRAME_STEP if model else 1,
         takes_picture=needs_picture or (model is not None and model.takes_image),
