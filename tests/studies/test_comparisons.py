@@ -12,6 +12,7 @@ from svoo.studies.comparisons import (
     difference,
     groups_of,
     make_table,
+    points,
     read_entries,
     say_difference,
     say_interval,
@@ -107,17 +108,59 @@ def test_a_table_says_where_its_times_are_from() -> None:
     results = studying.empty()
     studying.add_runs(results, "quality", "g", one=(30.0, 2.0))
     assert make_table("t", read_entries(results, "quality"), note="N.").note == (
-        "N. Times are of one machine (m)."
+        "6 prompts. N. Times are of one machine (m)."
     )
     studying.add_run(results, "quality", "g", "one", "elsewhere", machine="other", others=0.9)
     studying.add_run(results, "quality", "g", "one", "prompt 0", others=0.02)
     assert say_times(read_entries(results, "quality")) == (
-        "Times are of one machine (m), 6 of 7 prompts, for the others ran elsewhere; other "
-        "processes took at most 2% of it meanwhile."
+        "Times are of one machine (m); other processes took at most 2% of it meanwhile; 1 of 7 "
+        "runs are left out there: they ran elsewhere, were made for their quality alone, or while "
+        "other processes took part of the machine (`--retime` takes the time again)."
     )
-    studying.add_run(results, "quality", "g", "one", "prompt 1", others=0.3)
-    assert "30% of it meanwhile: it was not idle" in say_times(read_entries(results, "quality"))
     assert say_times([]) == ""
+
+
+def test_runs_for_quality_alone_have_no_times() -> None:
+    results = studying.empty()
+    studying.add_runs(results, "quality", "g", one=(30.0, 2.0))
+    studying.add_run(results, "quality", "g", "one", "untimed", psnr=31.0, timed=False)
+    entries = read_entries(results, "quality")
+    assert "untimed" in by_prompt(entries, PSNR)["one"]
+    assert "untimed" not in by_prompt(entries, SPEED_UP)["one"]
+    table = make_table("t", entries)
+    column = [name.startswith(SPEED_UP.name) for name in table.columns].index(True)
+    assert table.rows[0][column].text.endswith("; 6 prompts")
+
+
+def test_times_of_a_busy_machine_do_not_count() -> None:
+    results = studying.empty()
+    studying.add_runs(results, "quality", "g", one=(30.0, 2.0), two=(20.0, 3.0))
+    for number in range(2):
+        studying.add_run(results, "quality", "g", "two", f"prompt {number}", others=0.3)
+    entries = read_entries(results, "quality")
+    assert "2 of 12 runs are left out there" in say_times(entries)
+    assert len(by_prompt(entries, PSNR)["two"]) == 6
+    assert len(by_prompt(entries, SPEED_UP)["two"]) == 4
+    table = make_table("t", entries)
+    rows = {row[0].text: row for row in table.rows}
+    place = list(table.columns).index("speed-up ↑")
+    assert rows["two"][place].text.endswith("; 4 prompts") and rows["two"][place].rank == 0
+    assert rows["one"][place].rank == 1 and "prompts" not in rows["one"][place].text
+    for number in range(6):
+        for name in ("one", "two"):
+            studying.add_run(results, "quality", "g", name, f"prompt {number}", others=0.3)
+    busy = read_entries(results, "quality")
+    assert say_times(busy).startswith("No times: all runs were made for")
+    assert "speed-up ↑" not in make_table("t", busy).columns and points(busy) == {}
+
+
+def test_points_are_of_prompts_that_have_both() -> None:
+    results = studying.empty()
+    studying.add_runs(results, "quality", "g", one=(30.0, 2.0))
+    studying.add_run(results, "quality", "g", "one", "elsewhere", machine="other", psnr=90.0)
+    known = set(by_prompt(read_entries(results, "quality"), PSNR)["one"])
+    assert "elsewhere" in known
+    assert points(read_entries(results, "quality"))["one"][1] < 31
 
 
 def test_four_prompts_rank_nobody() -> None:

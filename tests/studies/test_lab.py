@@ -21,6 +21,7 @@ from svoo.studies.lab import Lab
 from svoo.studies.pipelines import Pipelines
 from svoo.studies.runs import Setting
 from svoo.studies.scale import Scale, VideoSize
+from svoo.studies.scoring import Scoring
 
 pytestmark = pytest.mark.filterwarnings("ignore:the profile was measured with")
 SIZE = VideoSize(9, 32, 48)
@@ -76,6 +77,16 @@ def test_dense_is_timed_again_after_a_few_runs(lab: Lab, made: list[str]) -> Non
     assert made == ["dense", "s0", "s1", "dense", "s2", "s3", "dense", "s4", "s5"]
 
 
+def test_where_no_time_counts_dense_is_made_once(lab: Lab, made: list[str]) -> None:
+    lab.timed = False
+    for seed in range(4):
+        config = SVG2Config(dense_steps=0, seed=seed)
+        key = lab.run(Setting(f"s{seed}", config), PROMPT, SIZE)
+        row = lab.results.find("run", key)
+        assert row is not None and row["timed"] is False
+    assert made == ["dense", "s0", "s1", "s2", "s3"]
+
+
 def test_what_another_or_a_busy_machine_has_timed_is_made_again_if_asked(
     lab: Lab, made: list[str]
 ) -> None:
@@ -88,6 +99,7 @@ def test_what_another_or_a_busy_machine_has_timed_is_made_again_if_asked(
         ({"others": None}, True),
         ({"others": 0.5}, False),
         ({"machine": "another", "others": 0.0}, False),
+        ({"timed": False, "others": 0.0}, False),
     ):
         lab.results.add("run", key, {**row, **changes})
         lab.retime = False
@@ -133,7 +145,7 @@ def test_keys_tell_runs_apart(lab: Lab) -> None:
 
 
 def test_scores_are_taken_where_they_are_asked_for(lab: Lab) -> None:
-    lab.scorer = Counted()
+    lab.scoring = Scoring(Counted())
     row = lab.results.find("run", lab.run(DENSE, PROMPT, SIZE, score=True))
     assert row is not None and row["scores"] == {"frames": 9.0}
     lab.results.records.clear()
@@ -142,10 +154,10 @@ def test_scores_are_taken_where_they_are_asked_for(lab: Lab) -> None:
 
 
 def test_a_run_with_scores_serves_those_who_ask_for_none(lab: Lab, made: list[str]) -> None:
-    lab.scorer = Counted()
+    lab.scoring = Scoring(Counted())
     key = lab.run(SPARSE, PROMPT, SIZE, score=True)
     assert lab.run(SPARSE, PROMPT, SIZE) == key and made == ["dense", "svg2"]
-    lab.scorer = None
+    lab.scoring = Scoring()
     assert lab.run(SPARSE, PROMPT, SIZE, score=True) == key and len(made) == 2
 
 
@@ -157,16 +169,15 @@ def test_a_run_that_lacks_scores_is_made_again_where_they_can_be_had(
 
     add(lab.run(SPARSE, PROMPT, SIZE, score=True))
     assert lab.has("quality", "job", scored=True)  # there is nothing to score with
-    lab.scorer = Counted()
+    lab.scoring = Scoring(Counted())
     assert lab.has("quality", "job") and not lab.has("quality", "job", scored=True)
     add(lab.run(SPARSE, PROMPT, SIZE, score=True))
     assert made == ["dense", "svg2", "svg2"] and lab.has("quality", "job", scored=True)
     both = Counted()
     both.names = ("frames", "more")  # another score can be had now
-    lab.scorer = both
+    lab.scoring = Scoring(both)
     assert not lab.has("quality", "job", scored=True)
-    lab.scorer = Counted()
-    lab.lpips = True
+    lab.scoring = Scoring(Counted(), lpips=True)
     assert lab.has("quality", "job") and not lab.has("quality", "job", scored=True)
     key = lab.run(SPARSE, PROMPT, SIZE, score=True)
     assert made.count("svg2") == 3

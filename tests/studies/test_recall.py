@@ -54,5 +54,8 @@ def test_the_verdict_compares_at_equal_density(
         results.add("recall", str(number), {"rows": rows})
     section = RecallStudy().show(results)
     assert [claim.verdict for claim in section.claims] == verdicts
-    assert "points" in section.claims[0].figure
+    more = [2 if own > other else 0 for own, other in ((gain, long), (gain, 0.0))]
+    figure = section.claims[0].figure
+    assert figure.count("points") == 2
+    assert f"more in {more[0]} of 2 layers;" in figure and figure.endswith(f"in {more[1]} of 2")
     assert RecallStudy().show(studying.empty()).parts == ()

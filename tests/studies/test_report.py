@@ -21,7 +21,7 @@ from svoo.studies.results import Results
 @pytest.fixture
 def results() -> Results:
     found = studying.empty()
-    facts = {"machine": {"svoo": "1", "torch": "2"}, "commit": "abc", "load": 0.1, "begun": "now"}
+    facts = {"machine": {"svoo": "1", "torch": "2"}, "commit": "abc", "begun": "now"}
     found.begin_session({**facts, "prompts": ["p <b>"], "scores": ["VBench: not here"]})
     runs = {"svg2": (30.0, 2.0), "radial": (20.0, 1.0), "pisa": (10.0, 0.5)}
     studying.add_runs(found, "quality", "text to video", **runs)

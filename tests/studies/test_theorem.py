@@ -30,7 +30,12 @@ def test_the_bound_is_the_formula() -> None:
 
 @pytest.mark.parametrize(
     ("power", "limit", "verdict"),
-    [(-0.5, 10.0, "holds"), (0.0, 10.0, "does not hold"), (-0.5, 1e-3, "does not hold")],
+    [
+        (-0.5, 10.0, "holds"),
+        (-0.8, 10.0, "holds"),
+        (-0.4, 10.0, "does not hold"),
+        (-0.5, 1e-3, "does not hold"),
+    ],
 )
 def test_the_verdict_needs_the_rate_and_the_bound(
     power: float, limit: float, verdict: str
@@ -41,5 +46,7 @@ def test_the_verdict_needs_the_rate_and_the_bound(
         off = [float(n) ** power for n in tokens]
         row = TheoremRow(str(number), 0, [1.0, 2.0 + 0.1 * number], tokens, off, [limit] * 4)
         results.add("theorem", str(number), {"rows": [vars(row)]})
-    assert TheoremStudy().show(results).claims[0].verdict == verdict
+    claim = TheoremStudy().show(results).claims[0]
+    assert claim.verdict == verdict
+    assert f"slowest layer {power:.2f}" in claim.figure and "of 1 layers" in claim.figure
     assert TheoremStudy().show(studying.empty()).parts == ()

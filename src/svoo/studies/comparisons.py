@@ -25,6 +25,10 @@ _LINE = 8.0  # typographic points from one line of small text to the next
 _SHOWN = 50.0  # dB: what is closer to dense would leave no room for the others
 _APART = 0.005  # densities that differ by less are shown as one
 _AS_DENSE = 0.99  # a row of a higher density is dense in content, and is not ranked
+_NOT_TIMED = (
+    "were made for their quality alone, or while other processes took part of the machine "
+    "(`--retime` takes the time again)"
+)
 _LEFT_DENSE = (
     "Where a method itself left calls dense after the warm-up, the density of all calls after the "
     "warm-up stands beside that of its sparse calls."
@@ -136,9 +140,9 @@ def groups_of(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 
 def by_prompt(entries: Sequence[Entry], column: Column) -> dict[str, dict[str, float]]:
-    """Return a figure by setting and prompt; times are those of one machine only."""
+    """Return a figure by setting and prompt; of times those that count (`well_timed`)."""
     if column.timed:
-        entries = on_one_machine(entries)
+        entries = well_timed(entries)
     figures: dict[str, dict[str, float]] = {}
     for entry in entries:
         value = column.figure(entry.run)
@@ -147,11 +151,29 @@ def by_prompt(entries: Sequence[Entry], column: Column) -> dict[str, dict[str, f
     return figures
 
 
-def on_one_machine(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries of the machine that made most of them."""
-    machines = Counter(entry.run.machine for entry in entries)
+def well_timed(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries that were timed on an idle machine, of the machine that made most."""
+    idle = [e for e in entries if e.run.timed and (e.run.others or 0.0) <= BUSY]
+    machines = Counter(entry.run.machine for entry in idle)
     most = machines.most_common(1)[0][0] if machines else ""
-    return [entry for entry in entries if entry.run.machine == most]
+    return [entry for entry in idle if entry.run.machine == most]
+
+
+def points(entries: Sequence[Entry]) -> dict[str, tuple[float, float]]:
+    """Return median speed-up and PSNR of each setting, over the prompts that have both."""
+    quality, faster = by_prompt(entries, PSNR), by_prompt(entries, SPEED_UP)
+    both = {
+        name: [prompt for prompt in values if prompt in faster.get(name, {})]
+        for name, values in quality.items()
+    }
+    return {
+        name: (
+            float(np.median([faster[name][prompt] for prompt in prompts])),
+            float(np.median([quality[name][prompt] for prompt in prompts])),
+        )
+        for name, prompts in both.items()
+        if prompts
+    }
 
 
 def difference(
@@ -170,12 +192,12 @@ def make_table(
     of_all = _of_all_calls(entries)
     as_dense = [name for name in settings if name != DENSE.name and of_all[name] > _AS_DENSE]
     prompts = {s: len({e.run.prompt for e in entries if e.setting == s}) for s in settings}
-    fewer = {name for name in settings if prompts[name] < max(prompts.values())}
-    cells = {name: [Cell(name)] for name in settings}
-    for name in fewer:
-        count = prompts[name]
-        cells[name] = [Cell(f"{name} ({count} prompt{'s' if count > 1 else ''})")]
-    shown, notes = [], [note]
+    most = max(prompts.values())
+    cells = {
+        name: [Cell(name if prompts[name] == most else f"{name} ({_prompts(prompts[name])})")]
+        for name in settings
+    }
+    shown, notes = [], [f"{_prompts(most)}.", note]
     for column in columns:
         figures = by_prompt(entries, column)
         if not any(figures.values()):
@@ -188,12 +210,18 @@ def make_table(
             if column is DENSITY and found and abs(of_all[name] - found.median) > _APART:
                 text += f"; {of_all[name]:.3f} of all calls"
                 notes.append(_LEFT_DENSE)
+            if column.timed and found and found.count < prompts[name]:
+                text += f"; {_prompts(found.count)}"
             cells[name].append(Cell(text, ranks.get(name, 0)))
     if as_dense:
         names = ", ".join(as_dense)
         notes.append(f"Dense in content (density over {_AS_DENSE}), so not ranked: {names}.")
     notes = list(filter(None, dict.fromkeys((*notes, say_times(entries)))))
     return Table(title, ["", *shown], [cells[name] for name in settings], " ".join(notes))
+
+
+def _prompts(count: int) -> str:
+    return f"{count} prompt{'s' if count > 1 else ''}"
 
 
 def _of_all_calls(entries: Sequence[Entry]) -> dict[str, float]:
@@ -203,19 +231,20 @@ def _of_all_calls(entries: Sequence[Entry]) -> dict[str, float]:
 
 
 def say_times(entries: Sequence[Entry]) -> str:
-    """Return where the times of a table are from, and whether the machine was idle."""
-    timed = on_one_machine(entries)
-    if not timed:
+    """Return where the times of a table are from, and which are left out."""
+    timed = well_timed(entries)
+    if not entries:
         return ""
-    prompts, every = (len({entry.run.prompt for entry in some}) for some in (timed, entries))
+    if not timed:
+        return f"No times: all runs {_NOT_TIMED}."
     text = f"Times are of one machine ({timed[0].run.machine})"
-    if len(timed) < len(entries):
-        text += f", {prompts} of {every} prompts, for the others ran elsewhere"
-    busy = max((entry.run.others or 0.0 for entry in timed), default=0.0)
     if any(entry.run.others is not None for entry in timed):
+        busy = max(entry.run.others or 0.0 for entry in timed)
         text += f"; other processes took at most {busy:.0%} of it meanwhile"
-    if busy > BUSY:
-        text += ": it was not idle, the times say little"
+    if len(timed) < len(entries):
+        left = len(entries) - len(timed)
+        text += f"; {left} of {len(entries)} runs are left out there: "
+        text += f"they ran elsewhere, {_NOT_TIMED}"
     commits = sorted({entry.run.commit for entry in entries if entry.run.commit})
     if len(commits) > 1:
         text += f". The rows were made by several commits ({', '.join(commits)})"
@@ -257,7 +286,8 @@ def say_interval(found: Interval, text: str) -> str:
 
 def say_difference(found: Interval, unit: str, digits: int = 2) -> str:
     """Return a paired difference in words."""
-    middle, low, high = (f"{x:+.{digits}f}" for x in (found.median, found.low, found.high))
+    ends = found.median, found.low, found.high
+    middle, low, high = ("equal" if math.isinf(x) else f"{x:+.{digits}f}" for x in ends)
     if found.count < 2:
         return f"{middle}{unit} (1 prompt)"
     return f"{middle}{unit} ({low} to {high}, {found.count} prompts)"
@@ -272,37 +302,32 @@ def verdict_of(found: Interval | None, *, least: int = LEAST_PROMPTS) -> Verdict
 
 def scatter(axes: Axes, entries: Sequence[Entry], label: str | None = None) -> None:
     """Draw the median PSNR of each setting against its speed-up."""
-    quality, faster = by_prompt(entries, PSNR), by_prompt(entries, SPEED_UP)
-    points: dict[str, tuple[float, float]] = {}
-    for name, values in quality.items():
-        finite = [value for value in values.values() if math.isfinite(value)]
-        if not finite or name not in faster:
-            continue
-        height = float(np.median(finite))
-        shown = name if height <= _SHOWN else f"{name} ({height:.0f} dB)"
-        points[shown] = float(np.median(list(faster[name].values()))), min(height, _SHOWN)
+    shown = {
+        name if height <= _SHOWN else f"{name} ({height:.0f} dB)": (faster, min(height, _SHOWN))
+        for name, (faster, height) in points(entries).items()
+        if math.isfinite(height)
+    }
     axes.margins(x=0.12, y=0.1)
-    for point in points.values():
+    for point in shown.values():
         axes.scatter(*point, s=22)
-    for name, lift in _lifts(points).items():
-        axes.annotate(name, points[name], (4, 3 + lift), textcoords="offset points", fontsize=7)
+    for name, lift in _lifts(shown).items():
+        axes.annotate(name, shown[name], (4, 3 + lift), textcoords="offset points", fontsize=7)
     axes.set(xlabel="speed-up of the denoising loop", ylabel="PSNR against dense, dB")
     axes.grid(visible=True, alpha=0.3)
     if label:
         axes.set_title(label, fontsize=9)
 
 
-def _lifts(points: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+def _lifts(places: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     """Return by how many typographic points each name is lifted so that no two lie on each other
     in a picture of about 400 x 250 points."""
-    if not points:
+    if not places:
         return {}
-    places = np.array(list(points.values()))
-    extent = np.maximum(np.ptp(places, axis=0) * 1.24, 1e-9)
+    extent = np.maximum(np.ptp(np.array(list(places.values())), axis=0) * 1.24, 1e-9)
     lifts: dict[str, float] = {}
     taken: list[tuple[float, float, float]] = []  # left, right, bottom
-    for name in sorted(points, key=lambda name: points[name][1]):
-        left, bottom = np.array(points[name]) / extent * (400, 250)
+    for name in sorted(places, key=lambda name: places[name][1]):
+        left, bottom = np.array(places[name]) / extent * (400, 250)
         right, lift = left + 4.2 * len(name), 0.0
         while any(
             left < other[1] and other[0] < right and abs(bottom + lift - other[2]) < _LINE

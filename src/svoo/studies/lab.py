@@ -15,7 +15,6 @@ from svoo.errors import ConfigError, ModelError
 from svoo.methods.base import Call, MethodConfig
 from svoo.methods.dense import DenseConfig
 from svoo.metrics.compare import compare_videos
-from svoo.metrics.scores import Scorer
 from svoo.plugin.apply import apply
 from svoo.plugin.machine import OtherWork
 from svoo.plugin.provenance import hash_settings
@@ -27,6 +26,7 @@ from svoo.studies.pipelines import Pipelines
 from svoo.studies.results import Results
 from svoo.studies.runs import Setting, make_row
 from svoo.studies.scale import Scale, Size
+from svoo.studies.scoring import Scoring
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,14 +65,14 @@ class Lab:
         backend: str,
         seed: int = 0,
         methods: Sequence[str] | None = None,
-        scorer: Scorer | None = None,
-        lpips: bool = False,
+        scoring: Scoring | None = None,
         retime: bool = False,
+        timed: bool = True,
         commit: str = "",
     ) -> None:
         """Measure on these inputs; `methods` restricts the other methods to some names. `retime`:
-        runs that another or a busy machine has timed are made again. `lpips`: its weights are
-        here, so that runs that are scored have it."""
+        runs whose time does not count are made again. Not `timed`: no time will count, so the
+        dense video of an input is made once."""
         self.pipelines = pipelines
         self.inputs = inputs
         self.scale = scale
@@ -81,9 +81,9 @@ class Lab:
         self.backend = backend
         self.seed = seed
         self.methods = methods
-        self.scorer = scorer
-        self.lpips = lpips
+        self.scoring = scoring or Scoring()
         self.retime = retime
+        self.timed = timed
         self.commit = commit
         self.on_step: Callable[[int, int], None] | None = None
         self._reference: _Reference | None = None
@@ -176,7 +176,8 @@ class Lab:
         scores that need no dense video."""
         key = self.run_key(setting, entry, size, task)
         scored = f"{key} scored"
-        if (score and self.scorer is not None) or (self.has_run(scored) and not self.has_run(key)):
+        wanted = score and self.scoring.scorer is not None
+        if wanted or (self.has_run(scored) and not self.has_run(key)):
             key = scored  # one with scores serves those who ask for none
         if not self.has_run(key, scored=score):
             dense = self.reference(entry, size, task)
@@ -189,14 +190,14 @@ class Lab:
                 busy.append(watch.share())
                 likeness = compare_videos(dense.frames, trial.frames)
                 self._count_sparse()
-            scores = dict(self.scorer(trial.frames)) if score and self.scorer is not None else {}
             facts = {
                 "prompt": entry["prompt"],
                 "machine": self.machine,
                 "tokens": self.tokens(size),
                 "steps": self.scale.steps,
                 "seed": self.seed,
-                "scores": scores,
+                "scores": self.scoring.score(trial.frames) if score else {},
+                "timed": self.timed,
                 "others": max((share for share in busy if share is not None), default=None),
                 "commit": self.commit,
             }
@@ -207,17 +208,12 @@ class Lab:
         """Return whether the file has a run whose time can stand; `scored`: and that lacks no
         score that can be had here."""
         found = self.results.find("run", key)
-        if found is None or (scored and self._lacks_scores(found)):
+        if found is None or (scored and self.scoring.is_lacking(found)):
             return False
         if not self.retime:
             return True
-        return found["machine"] == self.machine and (found["others"] or 0.0) <= BUSY
-
-    def _lacks_scores(self, run: Mapping[str, Any]) -> bool:
-        wanted = set() if self.scorer is None else set(self.scorer.names)
-        is_dense = run["ssim"] is None  # it is compared with nothing
-        no_lpips = self.lpips and run["lpips"] is None and not is_dense
-        return no_lpips or not wanted <= set(run["scores"])
+        idle = found.get("timed", True) and (found["others"] or 0.0) <= BUSY
+        return found["machine"] == self.machine and idle
 
     def has(self, study: str, key: str, *, scored: bool = False) -> bool:
         """Return whether a result of a study is in the file; `scored`: with all its scores."""
@@ -227,12 +223,13 @@ class Lab:
         return "run" not in found or self.has_run(found["run"], scored=scored)
 
     def reference(self, entry: Mapping[str, Any], size: Size, task: Task = "text") -> Trial:
-        """Return the dense video of an input; it is made anew after a few sparse runs, so that
-        both sides of a speed-up were timed at about the same moment."""
+        """Return the dense video of an input; where times count it is made anew after a few sparse
+        runs, so that both sides of a speed-up were timed at about the same moment."""
         dense = Setting("dense", None)
         key = self.run_key(dense, entry, size, task)
         before = self._reference
-        if before is None or before.key != key or before.age >= _STALE:
+        stale = self.timed and before is not None and before.age >= _STALE
+        if before is None or before.key != key or stale:
             watch = OtherWork()
             trial = self._trial(dense, entry, size, task)
             self._reference = _Reference(key, trial, watch.share())

@@ -3,6 +3,7 @@ input."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -132,8 +133,10 @@ def _claims(density: Density) -> list[Claim]:
         why = f"too few prompts: {len(density)}; the paper has {LEAST_PROMPTS}"
         return [Claim(text, "cannot be told here", why) for text in texts]
     means = density.mean(axis=(0, 2))
-    excess = bootstrap(density, lambda drawn: over_layers(drawn) - over_inputs(drawn))
-    share = bootstrap(density, lambda drawn: over_inputs(drawn) / over_layers(drawn))
+    # Draws with return are more alike than inputs are.
+    apart = math.sqrt(len(density) / (len(density) - 1))
+    excess = bootstrap(density, lambda drawn: over_layers(drawn) - apart * over_inputs(drawn))
+    share = bootstrap(density, lambda drawn: apart * over_inputs(drawn) / over_layers(drawn))
     differs: Verdict = (
         "holds" if excess[0] > 0 else "does not hold" if excess[1] < 0 else "cannot be told here"
     )

@@ -32,13 +32,13 @@ from svoo.studies.comparisons import (
     difference,
     groups_of,
     make_table,
-    on_one_machine,
     read_entries,
     run_jobs,
     say_difference,
     say_times,
     scatter,
     verdict_of,
+    well_timed,
 )
 from svoo.studies.lab import Lab
 from svoo.studies.results import Results
@@ -56,9 +56,10 @@ from svoo.studies.statistics import LEAST_PROMPTS, Interval
 _NEVER = "no warm-up"
 
 _NOTE = (
-    "Medians over prompts, in brackets the 95 % bootstrap interval. Bold is best, underlined "
-    "second best; several are marked where the paired difference over prompts covers zero, no row "
-    "with fewer than five prompts. Density is that of the sparse calls."
+    "Medians over prompts, in brackets the 95 % bootstrap interval. Bold is the best median and "
+    "all rows that it does not beat on the same prompts (the paired difference covers zero; such "
+    "rows may still differ from one another), underlined the second best; no row with fewer than "
+    "five prompts is marked. Density is that of the sparse calls."
 )
 
 
@@ -138,7 +139,7 @@ def _judged(
     where all of them have enough prompts for a verdict, else the one with most."""
 
     def prompts(entries: Sequence[Entry]) -> int:
-        timed = on_one_machine(entries)
+        timed = well_timed(entries)
         have = [{e.run.prompt for e in timed if e.setting == name} for name in names]
         return min(LEAST_PROMPTS, len(set.intersection(*have)))
 

@@ -101,7 +101,7 @@ def make_chapters(results: Results) -> list[Chapter]:
         ]
         try:
             section = study.show(results)
-        except (KeyError, TypeError, IndexError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(
                 f"a row of study {study.name} cannot be read ({describe(error)}): "
                 f"results.jsonl was changed, or is of another svoo"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from svoo.studies.lab import Lab
 from svoo.studies.pipelines import Pipelines
 from svoo.studies.results import Results, continue_results, read_results
 from svoo.studies.scale import Scale, choose_scale
+from svoo.studies.scoring import Scoring
 from svoo.studies.settings import check_methods
 
 PROMPTS = Path(__file__).parent / "prompts.txt"
@@ -48,6 +49,7 @@ class Order:
     quick: bool = False
     methods: Sequence[str] | None = None
     retime: bool = False
+    timed: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,10 @@ def read_study_inputs(order: Order) -> list[dict[str, Any]]:
         # A file of one's own is taken whole.
         count = min(len(texts), scale.prompts) if order.prompts is None or order.quick else None
     inputs = read_inputs(path, order.images, count, option="--count")
+    given = Counter(entry["prompt"] for entry in inputs)
+    twice = next((prompt for prompt, times in given.items() if times > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{path} has {twice!r} twice: differences are paired by prompt")
     if order.request.model == "mini":
         for chosen, what in (
             (MINI_PROMPTS, "the embedded model's profile was measured on"),
@@ -122,15 +128,14 @@ def make_lab(
         backend=_choose_backend(machine),
         seed=order.request.seed,
         methods=order.methods,
-        scorer=scorer,
-        lpips=why_no_lpips is None,
+        scoring=Scoring(scorer, why_no_lpips is None),
         retime=order.retime,
+        timed=order.timed,
         commit=describe_commit(),
     )
     facts = {
         "machine": machine,
         "commit": describe_commit(),
-        "load": round(os.getloadavg()[0], 2),
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "prompts": [entry["prompt"] for entry in inputs],
         "quick": order.quick,

@@ -34,7 +34,8 @@ class RunRow:
 
     Seconds are those of the denoising loop; `planning` is the part of clustering and selection,
     `attention` a call's, planning included. `psnr` is None for equal videos and for dense.
-    `others` is the share of the machine that other processes took meanwhile, `commit` the code's.
+    `others` is the share of the machine that other processes took meanwhile; not `timed`: the
+    seconds do not count at all. `commit` is the code's.
     `density` is that of the sparse calls, `error` how far these are from dense ones;
     `dense_reasons` counts the dense calls of all layers by reason.
     """
@@ -61,6 +62,7 @@ class RunRow:
     dense_attention: float
     scores: dict[str, float]
     others: float | None = None
+    timed: bool = True
     commit: str = ""
     sparse_calls: int = 0
     dense_calls: int = 0

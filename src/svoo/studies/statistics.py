@@ -54,8 +54,13 @@ def _unclip(value: float) -> float:
 
 
 def paired(first: Mapping[str, float], second: Mapping[str, float]) -> Interval | None:
-    """Return first - second over the prompts that both have; None if there is none."""
-    return interval([first[name] - second[name] for name in first if name in second])
+    """Return first - second over the prompts that both have; None if there is none. What is
+    infinite on both sides differs by nothing."""
+
+    def subtract(name: str) -> float:
+        return 0.0 if first[name] == second[name] else first[name] - second[name]
+
+    return interval([subtract(name) for name in first if name in second])
 
 
 def best_two(
@@ -63,8 +68,9 @@ def best_two(
 ) -> tuple[list[str], list[str]]:
     """Return the names of the best and of the second best by median over prompts.
 
-    Each comes with all whose paired difference to it covers zero, or is of too few prompts: no
-    winner is named among these.
+    Each comes with all that it does not beat: the paired difference covers zero, is of too few
+    prompts, or has the other sign (the medians are of other prompts). No winner is named among
+    these.
     """
     sign = 1 if higher_is_better else -1
     left = {
@@ -75,13 +81,19 @@ def best_two(
     groups: list[list[str]] = []
     while left and len(groups) < 2:
         leader = max(left, key=lambda name: left[name])
-        group = [name for name in left if name == leader or _alike(figures[leader], figures[name])]
+        group = [
+            name
+            for name in left
+            if name == leader or not _beats(figures[leader], figures[name], sign)
+        ]
         groups.append(group)
         for name in group:
             del left[name]
     return groups[0] if groups else [], groups[1] if len(groups) > 1 else []
 
 
-def _alike(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+def _beats(first: Mapping[str, float], second: Mapping[str, float], sign: int) -> bool:
     difference = paired(first, second)
-    return difference is None or difference.count < LEAST_PROMPTS or difference.covers_zero
+    if difference is None or difference.count < LEAST_PROMPTS:
+        return False
+    return min(sign * difference.low, sign * difference.high) > 0

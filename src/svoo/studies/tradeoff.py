@@ -12,10 +12,10 @@ from svoo.methods import available_methods, find_method
 from svoo.studies.base import LAST, Claim, Job, Plot, Section, Verdict, as_png
 from svoo.studies.comparisons import (
     PSNR,
-    SPEED_UP,
     Entry,
     by_prompt,
     make_table,
+    points,
     read_entries,
     run_jobs,
     verdict_of,
@@ -109,12 +109,9 @@ def _thin(values: tuple[float, ...], points: int) -> list[float]:
 
 def curves(entries: Sequence[Entry]) -> dict[str, list[tuple[float, float]]]:
     """Return (speed-up, PSNR), medians over prompts, of each method's settings."""
-    quality, faster = by_prompt(entries, PSNR), by_prompt(entries, SPEED_UP)
     found: dict[str, list[tuple[float, float]]] = {}
-    for name in quality:
-        if name in faster:
-            point = tuple(float(np.median(list(f[name].values()))) for f in (faster, quality))
-            found.setdefault(name.partition(", ")[0], []).append((point[0], point[1]))
+    for name, point in points(entries).items():
+        found.setdefault(name.partition(", ")[0], []).append(point)
     return found
 
 
@@ -124,8 +121,8 @@ def _draw(entries: Sequence[Entry]) -> Plot | None:
 
     figure = Figure(figsize=(8, 5.6), layout="constrained")
     axes, drawn = figure.subplots(), False
-    for number, (name, points) in enumerate(curves(entries).items()):
-        shown = [point for point in points if np.isfinite(point[1])]  # in the order of the knob
+    for number, (name, curve) in enumerate(curves(entries).items()):
+        shown = [point for point in curve if np.isfinite(point[1])]  # in the order of the knob
         if not shown:
             continue
         thick = name in _OWN
