@@ -2,6 +2,7 @@
 
     python benchmarks/methods.py --height 80 --width 144    # all methods at 2,340 tokens
     python benchmarks/methods.py --few                      # the strongest at 7,488 tokens
+    python benchmarks/methods.py --few --frames 97 --warm-up 0 --prompts 2      # at 14,400
     python benchmarks/methods.py --height 80 --width 144 --warm-up 0 --density 0.15 --density 0.3
     python benchmarks/methods.py --height 80 --width 144 --warm-up 0 --prompts 2 --compensate mean
 
@@ -60,6 +61,7 @@ from svoo.methods.svoo.config import FAST
 from svoo.mini import load
 
 KNOBS = {row.name: row.knob for row in available_methods() if row.knob is not None}
+DEFAULT_FRAMES = 49  # at 144 x 256 these are 7,488 tokens
 # The paper's five, all that have terms or corrections for the rest, and what is fast when small.
 FEW = (*OURS, PAPER, "spargeattn", "svg1", "svg2", "radial", "sol", "clusterattention", "sparsepr",
        "svg-ear", "pisa", "rainfusion2", "adaspa")  # fmt: skip
@@ -273,7 +275,7 @@ def main(
     ] = None,
     few: Annotated[bool, typer.Option("--few", help=f"Only {', '.join(FEW)}.")] = False,
     steps: Annotated[int, typer.Option(min=1, help="Denoising steps of a run.")] = 20,
-    frames: Annotated[int, typer.Option(help="Frames of the video.")] = 49,
+    frames: Annotated[int, typer.Option(help="Frames of the video.")] = DEFAULT_FRAMES,
     height: Annotated[int, typer.Option(help="80 with --width 144 gives 2,340 tokens.")] = 144,
     width: Annotated[int, typer.Option(help="Width in pixels.")] = 256,
     page: Annotated[
@@ -298,7 +300,8 @@ def main(
     chosen = only or (FEW if few else list(known))
     tried = {name: config for name, config in known.items() if name in chosen}
     call = {"num_frames": frames, "num_inference_steps": steps, "height": height, "width": width}
-    name = f"methods-{height}x{width}" + ("-equal" if density else "")
+    name = f"methods-{height}x{width}" + ("" if frames == DEFAULT_FRAMES else f"x{frames}")
+    name += "-equal" if density else ""
     name += "" if terms is None else f"-{terms}"
     if page is not None:
         check_section(page, name)  # before hours of work

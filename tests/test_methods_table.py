@@ -83,8 +83,10 @@ def test_what_counts_is_the_ratio_to_the_best_other_of_30_db() -> None:
     said = say_what_counts(found)
     assert "the best other is sol, warm-up 0 with 2.00x" in said
     assert "of our presets svoo, warm-up 0 has 4.10x, 2.05 times" in said
-    assert "asked for were 1.5 times (3.00x)" in said
+    assert "our aim was 1.5 times (3.00x)" in said
     assert "none of our presets reaches it" in say_what_counts(found, "least")
+    every_term = {"sol, warm-up 0": {"recall": 0.5, "error": 0.0, "work": 1.004}}
+    assert "no other method" in say_what_counts(replace(found, fidelity=every_term))
     failed = {"setting": "sol, warm-up 0", "failed": "ValueError: no"}
     only = Results(found.settings, [*found.rows, failed], {})
     assert "no other method reaches it" in say_what_counts(only)
@@ -106,6 +108,8 @@ def test_who_is_not_matched_is_named() -> None:
         ("svg1", [(0.2, 30.0, 2.0)]),
     )
     (line,) = say_who_is_ahead(found)
+    dense = {"sol, warm-up 0": {"recall": 0.5, "error": 0.0, "work": 1.004}}
+    assert "sol" not in say_who_is_ahead(replace(found, fidelity=dense))[0]
     by_density, by_speed = line.split("; ")
     for said in (by_density, by_speed):
         assert "sol (37.0 dB" in said and "svg2 (20.0 dB" in said and "svg1" not in said
