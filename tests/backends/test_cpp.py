@@ -13,6 +13,7 @@ from making import Case, cases, map_tensors, plan_on
 
 from svoo import BlockPlan, MeanTerms, run_plan
 from svoo.backends import cpp
+from svoo.backends.base import Workspace
 from svoo.errors import BackendUnavailableError
 from svoo.kernels import cpp as kernels
 from svoo.kernels.cpp import bindings
@@ -68,6 +69,31 @@ def test_every_head_size_and_query_blocks_of_every_size(size: int, blocks: int) 
     exact = run_plan(query, key, value, plan, backend="reference")
     output = run_plan(*tokens, plan, backend="cpp")
     torch.testing.assert_close(output.double(), exact, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("size", "dtype", "rows"), [
+    (64, torch.float32, 0), (40, torch.float32, 50), (64, torch.bfloat16, 50)
+])  # fmt: skip
+@pytest.mark.parametrize("ordered", [True, False])
+def test_float32_rows_that_need_no_filling_up_are_read_where_they_are(
+    size: int, dtype: torch.dtype, rows: int, ordered: bool
+) -> None:
+    case = Case(2, 3, 60, 50, size, 4, 6, seed=5)
+    plan = case.far_plan(groups=2, ordered=ordered, dtype=dtype)
+    # As diffusers hands them over: the heads of a token side by side.
+    query, key, value = (
+        side.transpose(1, 2).contiguous().transpose(1, 2) for side in case.tokens(dtype)
+    )
+    workspace = Workspace()
+    run = cpp.CppBackend().run(
+        query, key, value, plan, scale=size**-0.5, return_lse=False, workspace=workspace
+    )
+    exact = run_plan(query, key, value, plan, backend="reference")
+    slack = 2e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(run.output, exact, atol=slack, rtol=slack)
+    held = workspace.take("cpp")
+    assert isinstance(held, torch.Tensor)
+    assert held.numel() == 2 * 6 * (rows + 6) * bindings.padded_size(size)  # and the blocks' means
 
 
 def test_heads_go_in_groups_of_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:

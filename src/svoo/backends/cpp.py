@@ -27,8 +27,9 @@ class CppBackend:
     table: "cpp", and "cpp-bf16", which rounds float32 tokens and softmax weights to bfloat16 for
     their products and is never chosen by itself: a weighted value moves by up to 2^-9 of itself, a
     logit by up to 2^-8 sum |q k| * scale (some .4 % of the output on trained tokens).
-    Extra memory: keys and values in block order, heads in groups of up to 256 MB, which stays in
-    the workspace; for each thread a megabyte or two.
+    Keys and values in float32 whose head size is a multiple of 32 are read where they are. Extra
+    memory: else keys and values in block order, heads in groups of up to 256 MB, which stays in
+    the workspace; the means of blocks; for each thread a megabyte or two.
     """
 
     def __init__(self, products: Products = "float32") -> None:
@@ -64,8 +65,10 @@ class CppBackend:
             query.dtype == torch.bfloat16 and why_no_bfloat16_products() is None
         )
         held = _plan_tensors(plan, query.dtype)
-        pairs, rows = query.shape[0] * query.shape[1], key.shape[2] + plan.key_sizes.shape[2]
-        row_bytes = 8 * bindings.padded_size(query.shape[3])
+        pairs, padded = query.shape[0] * query.shape[1], bindings.padded_size(query.shape[3])
+        packs_rows = rounds or query.dtype != torch.float32 or padded != query.shape[3]
+        rows = plan.key_sizes.shape[2] + (key.shape[2] if packs_rows else 0)
+        row_bytes = 8 * padded
         groups = list(_groups(pairs, rows * row_bytes))
         memory = _take(workspace, groups[0][1] * rows * row_bytes // 4)
         for first, count in groups:
@@ -75,10 +78,11 @@ class CppBackend:
                 *(_address(tensor) for tensor in (lse, *packed, *held)),
                 *(query.shape[1], query.shape[2], key.shape[2], query.shape[3]),
                 *(*plan.keep.shape[2:], _group_count(plan.terms)),
-                *(first, count, rounds),
+                *(first, count, rounds, packs_rows),
                 scale,
             )
-            bindings.run_kernel("pack", query.dtype, call)
+            if packs_rows or plan.terms is not None:
+                bindings.run_kernel("pack", query.dtype, call)
             bindings.run_kernel("attend", query.dtype, call)
         workspace.leave("cpp", memory)
         return Attention(output, lse)

@@ -9,21 +9,25 @@
 
 constexpr int AHEAD = 16;  // rows that memory is asked for before they are read
 
-// Where the packed rows of a pair of batch and head are: its keys, then the means of its blocks.
+// Where the packed rows of a pair of batch and head are: its keys, if rows are packed, then the
+// means of its blocks.
 template <typename Products>
 struct Packed {
     typedef typename Products::Element Element;
-    const int64_t padded;
+    const int64_t padded, tokens;
     Element *keys;
     float *values;
 
-    Packed(const Attention &call, int64_t pair) : padded(padded_size(call.size)) {
-        const int64_t first = (pair - call.first_pair) * (call.keys + call.key_blocks) * padded;
+    Packed(const Attention &call, int64_t pair)
+        : padded(padded_size(call.size)), tokens(call.packs_rows ? call.keys : 0) {
+        const int64_t first = (pair - call.first_pair) * (tokens + call.key_blocks) * padded;
         keys = static_cast<Element *>(call.packed_keys) + first / Products::DEPTH;
         values = call.packed_values + first;
     }
     Element *key(int64_t row) const { return keys + row * (padded / Products::DEPTH); }
     float *value(int64_t row) const { return values + row * padded; }
+    Element *mean_key(int64_t block) const { return key(tokens + block); }
+    float *mean_value(int64_t block) const { return value(tokens + block); }
 };
 
 template <typename Number, typename Products>
@@ -33,24 +37,28 @@ void pack_block(
     const int64_t b = pair / call.heads, h = pair % call.heads, size = call.size;
     const Packed<Products> packed(call, pair);
     const int64_t *order = call.key_order ? call.key_order + pair * call.keys : nullptr;
+    const bool values = call.packs_rows || call.compensate;
     memset(mean, 0, 2 * size * sizeof *mean);
     for (int64_t row = start; row < start + rows; row++) {
         if (order && row + AHEAD < call.keys) {
-            prefetch(call.key.row<Number>(b, h, order[row + AHEAD]), size * sizeof(Number));
-            prefetch(call.value.row<Number>(b, h, order[row + AHEAD]), size * sizeof(Number));
+            const int64_t ahead = order[row + AHEAD];
+            prefetch(call.key.row<Number>(b, h, ahead), size * sizeof(Number));
+            if (values) prefetch(call.value.row<Number>(b, h, ahead), size * sizeof(Number));
         }
         const int64_t token = order ? order[row] : row;
         const Number *key = call.key.row<Number>(b, h, token);
         const Number *value = call.value.row<Number>(b, h, token);
-        pack_key<Products>(key, size, packed.padded, packed.key(row));
-        pack_value(value, size, packed.padded, packed.value(row));
+        if (call.packs_rows) {
+            pack_key<Products>(key, size, packed.padded, packed.key(row));
+            pack_value(value, size, packed.padded, packed.value(row));
+        }
         if (call.compensate || call.middle) add_row(key, size, mean);
         if (call.compensate) add_row(value, size, mean + size);
     }
     for (int64_t d = 0; d < 2 * size; d++) mean[d] /= rows ? rows : 1;
     if (call.middle) round_row<Number>(mean, size);  // as whoever made the biases did
-    pack_key<Products>(mean, size, packed.padded, packed.key(call.keys + block));
-    pack_value(mean + size, size, packed.padded, packed.value(call.keys + block));
+    pack_key<Products>(mean, size, packed.padded, packed.mean_key(block));
+    pack_value(mean + size, size, packed.padded, packed.mean_value(block));
 }
 
 // Bring keys and values into block order, as they are multiplied, and average the blocks.
@@ -142,11 +150,27 @@ private:
         const int64_t *sizes = call.key_sizes + pair * call.key_blocks;
         int64_t start = 0;
         for (int64_t j = 0; j < call.key_blocks; j++) {
-            for (int i = 0; i < used; i++)
-                if (keeps(i, j))
+            for (int i = 0; i < used; i++) {
+                if (!keeps(i, j)) continue;
+                if (call.packs_rows)
                     segment.add_rows(i, packed.key(start), packed.value(start), sizes[j]);
+                else add_unpacked(i, start, sizes[j]);
+            }
             start += sizes[j];
         }
+    }
+
+    // Rows that are as they are multiplied where they are.
+    void add_unpacked(int i, int64_t start, int64_t rows) {
+        if constexpr (std::is_same_v<Number, float> && Products::DEPTH == 1)
+            for (int64_t row = start; row < start + rows; row++) {
+                const int64_t token
+                    = call.key_order ? call.key_order[pair * call.keys + row] : row;
+                segment.add(
+                    i, call.key.row<const float>(batch(), head(), token),
+                    call.value.row<const float>(batch(), head(), token), 0
+                );
+            }
     }
 
     // The means of the compensated blocks that a query block leaves out.
@@ -158,7 +182,7 @@ private:
             const float bias = std::log2(float(rows));
             for (int i = 0; i < used; i++)
                 if (!keeps(i, j))
-                    segment.add(i, packed.key(call.keys + j), packed.value(call.keys + j), bias);
+                    segment.add(i, packed.mean_key(j), packed.mean_value(j), bias);
         }
     }
 
@@ -171,7 +195,7 @@ private:
             if (!call.middle[index] || !call.key_sizes[pair * call.key_blocks + j]) continue;
             if (call.bias[index] == -INFINITY) continue;
             const Number *value = static_cast<const Number *>(call.far_values) + index * size;
-            segment.add_value(i, packed.key(call.keys + j), value, call.bias[index] * LOG2_E);
+            segment.add_value(i, packed.mean_key(j), value, call.bias[index] * LOG2_E);
         }
         for (int64_t index = block * call.groups; index < (block + 1) * call.groups; index++) {
             if (call.group_bias[index] == -INFINITY) continue;

@@ -44,7 +44,7 @@ class Attention(ctypes.Structure):
         *_pointers("query_order", "key_order", "query_sizes", "key_sizes", "keep", "compensate"),
         *_pointers("middle", "bias", "far_values", "group_bias", "group_keys", "group_values"),
         *_numbers("heads", "queries", "keys", "size", "query_blocks", "key_blocks", "groups"),
-        *_numbers("first_pair", "pairs", "round_products"),
+        *_numbers("first_pair", "pairs", "round_products", "packs_rows"),
         ("scale", ctypes.c_double),
         *_numbers("next_block", "next_group", "failures"),
     )

@@ -19,7 +19,7 @@ struct Attention {
     Tokens query, key, value, output;
     float *lse;           // [batch, heads, queries], or null
     void *packed_keys;     // [pairs, keys + key blocks, padded size] of the pairs of this call:
-    float *packed_values;  //     rows in block order, then the means of the blocks
+    float *packed_values;  //     rows in block order, if rows are packed, then means of the blocks
     const int64_t *query_order, *key_order;  // [batch, heads, tokens], or null
     const int64_t *query_sizes, *key_sizes;  // [batch, heads, blocks]
     const uint8_t *keep;                     // [batch, heads, query blocks, key blocks]
@@ -32,6 +32,7 @@ struct Attention {
     int64_t heads, queries, keys, size, query_blocks, key_blocks, groups;
     int64_t first_pair, pairs;  // of batch and head
     int64_t round_products;     // to bfloat16
+    int64_t packs_rows;         // 0: keys and values are float32 and fill padded rows as they are
     double scale;
     std::atomic<int64_t> next_block, next_group, failures;
 };
