@@ -1,6 +1,6 @@
 import pytest
 import torch
-from making import normal
+from making import Case, normal
 
 from svoo import BlockPlan, Session, VideoLayout
 from svoo.methods.base import Call
@@ -9,12 +9,6 @@ from svoo.session.heads import call_of_heads, split_heads
 
 LAYOUT = VideoLayout(2, 2, 3, text=4, text_first=True, valid_text=torch.tensor([4, 2]))
 TOKENS = [normal(2, 3, LAYOUT.tokens, 8, seed=seed) for seed in range(3)]
-
-
-def video_plan() -> BlockPlan:
-    sizes = torch.tensor([5, 7]).expand(2, 3, 2)
-    keep = torch.eye(2, dtype=torch.bool).expand(2, 3, 2, 2)
-    return BlockPlan(None, None, sizes, sizes, keep)
 
 
 def test_a_group_of_heads_says_which_it_is_and_counts_its_share() -> None:
@@ -44,7 +38,16 @@ def test_far_terms_of_other_methods_go_in_groups_of_heads(monkeypatch: pytest.Mo
     parts, of_parts = run()
     torch.testing.assert_close(parts, whole)
     assert of_parts == pytest.approx(densities)
-    groups = split_heads(video_plan(), TOKENS, config)
+    groups = split_heads(
+        Case(2, 3, 12, 12, 8, 2, 2, seed=0).plan(compensate=False), TOKENS, config
+    )
     assert [group for group, _ in groups] == [slice(0, 2), slice(2, 3)]
     assert all(isinstance(p, BlockPlan) and p.keep.shape[1] == g.stop - g.start for g, p in groups)
-    assert len(split_heads(video_plan(), TOKENS, SVG2Config())) == 1  # drops, and takes no room
+    assert (
+        len(
+            split_heads(
+                Case(2, 3, 12, 12, 8, 2, 2, seed=0).plan(compensate=False), TOKENS, SVG2Config()
+            )
+        )
+        == 1
+    )  # drops, and takes no room

@@ -27,9 +27,9 @@ class CppBackend:
     table: "cpp", and "cpp-bf16", which rounds float32 tokens and softmax weights to bfloat16 for
     their products and is never chosen by itself: a weighted value moves by up to 2^-9 of itself, a
     logit by up to 2^-8 sum |q k| * scale (some .4 % of the output on trained tokens).
-    Keys and values in float32 whose head size is a multiple of 32 are read where they are. Extra
-    memory: else keys and values in block order, heads in groups of up to 256 MB, which stays in
-    the workspace; the means of blocks; for each thread a megabyte or two.
+    Float32 keys and values whose head size is a multiple of 32 are read where they are; others are
+    copied into block order, heads in groups of up to 256 MB, which stays in the workspace. Beside
+    that a call needs memory for the means of blocks, and a megabyte or two for each thread.
     """
 
     def __init__(self, products: Products = "float32") -> None:

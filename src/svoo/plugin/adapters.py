@@ -176,15 +176,16 @@ def weigh_heads(stages: Sequence[tuple[nn.Module, Adapter]]) -> Tensor | None:
 
 
 def _find_projection(block: nn.Module, attention: nn.Module) -> tuple[Projection, Tensor]:
-    """Return the output projection of a layer, and what tokens it takes."""
-    given: Any = getattr(attention, "to_out", None)
-    if given is None:  # HunyuanVideo's single blocks project heads and feed-forward together
-        given = block.proj_out
-    module: Any = given[0] if isinstance(given, nn.ModuleList) else given
+    """Return the output projection of a layer, and a tensor of the dtype and on the device of the
+    tokens that it takes."""
     size: Any = attention
-    width = module.in_features if given is not getattr(block, "proj_out", None) else size.inner_dim
+    module: Any = getattr(attention, "to_out", None)
+    if module is None:  # HunyuanVideo's single blocks project heads and feed-forward together
+        module, width = block.proj_out, size.inner_dim
+    else:
+        module = module[0] if isinstance(module, nn.ModuleList) else module
+        width = module.in_features
     dtype = next((p.dtype for p in block.parameters() if p.is_floating_point()), torch.float32)
     device = torch.device("cpu") if module.weight.is_meta else module.weight.device
-    return Projection(module, size.heads, width, module.in_features), torch.empty(
-        0, dtype=dtype, device=device
-    )
+    like = torch.empty(0, dtype=dtype, device=device)
+    return Projection(module, size.heads, width, module.in_features), like

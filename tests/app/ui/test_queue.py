@@ -132,37 +132,36 @@ def test_stopping_marks_what_is_not_made_and_a_new_server_knows(tmp_path: Path) 
     }
 
 
-def test_a_step_that_takes_too_long_is_marked_and_not_waited_for(tmp_path: Path) -> None:
+def start_one_that_hangs(folder: Path) -> tuple[Store, FakeMaker, JobQueue, str]:
+    """Return a queue whose first video, of that name, is begun and waits for the maker's gate."""
+
     class Stuck(FakeMaker):
         def make(self, *_settings: Any) -> Any:
             self.gate.wait()
 
-    store, maker = Store(tmp_path / "jobs"), Stuck()
+    store, maker = Store(folder / "jobs"), Stuck()
     maker.gate.clear()
     queue = JobQueue(store, maker, 5)
     queue.start()
     name = queue.add(settings(), None)["id"]
     until(lambda: queue.describe(name)["status"] == "in_progress")
+    return store, maker, queue, name
+
+
+def test_a_step_that_takes_too_long_is_marked_and_not_waited_for(tmp_path: Path) -> None:
+    store, maker, queue, name = start_one_that_hangs(tmp_path)
     queue.stop(0.1)
     assert store.load()[0].error == queue.get(name).error and queue.get(name).ended
     maker.gate.set()
 
 
 def test_a_running_video_that_was_removed_does_not_come_back(tmp_path: Path) -> None:
-    class Stuck(FakeMaker):
-        def make(self, *_settings: Any) -> Any:
-            self.gate.wait()
-
-    store, maker = Store(tmp_path / "jobs"), Stuck()
-    maker.gate.clear()
-    queue = JobQueue(store, maker, 5)
-    queue.start()
-    name = queue.add(settings(), None)["id"]
-    until(lambda: queue.describe(name)["status"] == "in_progress")
+    store, maker, queue, name = start_one_that_hangs(tmp_path)
     queue.remove(name)
     assert Store(tmp_path / "jobs").load() == []  # as after a crash
     queue.stop(0.1)
     assert store.load() == []
+    maker.gate.set()
     maker.gate.set()
 
 

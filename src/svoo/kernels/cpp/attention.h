@@ -9,8 +9,8 @@
 
 constexpr int AHEAD = 16;  // rows that memory is asked for before they are read
 
-// Where the packed rows of a pair of batch and head are: its keys, if rows are packed, then the
-// means of its blocks.
+// Where the packed rows of a pair of batch and head are: those of its tokens, if these are packed,
+// then the means of its blocks.
 template <typename Products>
 struct Packed {
     typedef typename Products::Element Element;
@@ -37,13 +37,13 @@ void pack_block(
     const int64_t b = pair / call.heads, h = pair % call.heads, size = call.size;
     const Packed<Products> packed(call, pair);
     const int64_t *order = call.key_order ? call.key_order + pair * call.keys : nullptr;
-    const bool values = call.packs_rows || call.compensate;
+    const bool reads_values = call.packs_rows || call.compensate;
     memset(mean, 0, 2 * size * sizeof *mean);
     for (int64_t row = start; row < start + rows; row++) {
         if (order && row + AHEAD < call.keys) {
             const int64_t ahead = order[row + AHEAD];
             prefetch(call.key.row<Number>(b, h, ahead), size * sizeof(Number));
-            if (values) prefetch(call.value.row<Number>(b, h, ahead), size * sizeof(Number));
+            if (reads_values) prefetch(call.value.row<Number>(b, h, ahead), size * sizeof(Number));
         }
         const int64_t token = order ? order[row] : row;
         const Number *key = call.key.row<Number>(b, h, token);
@@ -61,7 +61,8 @@ void pack_block(
     pack_value(mean + size, size, packed.padded, packed.mean_value(block));
 }
 
-// Bring keys and values into block order, as they are multiplied, and average the blocks.
+// Bring keys and values into block order as they are multiplied, if that is needed, and average the
+// blocks.
 template <typename Number>
 void pack(Attention &call) {
     const std::unique_ptr<float[]> mean(new (std::nothrow) float[2 * call.size]);
@@ -160,7 +161,7 @@ private:
         }
     }
 
-    // Rows that are as they are multiplied where they are.
+    // Rows of tokens as they are: float32, and as long as packed ones.
     void add_unpacked(int i, int64_t start, int64_t rows) {
         if constexpr (std::is_same_v<Number, float> && Products::DEPTH == 1)
             for (int64_t row = start; row < start + rows; row++) {

@@ -77,7 +77,8 @@ public:
         }
     }
 
-    // Let a part attend to one more packed row; its logits, in powers of two, get a bias.
+    // Let a part attend to one more row, as long as packed ones; its logits, in powers of two, get a
+    // bias.
     void add(int number, const Element *key, const float *value, float row_bias) {
         Part &part = parts[number];
         part.keys[part.filled] = key;
