@@ -143,22 +143,32 @@ def print_table(results: Results) -> None:
 def say_what_counts(results: Results, figure: str = "psnr") -> str:
     """Return the speed-ups of our presets, and of all values of our knob, over the best other
     method's: of the settings that reach 30 dB on every prompt ("least") or in the median ("psnr"),
-    leave something out and never failed. Beside it our aim, and the bound."""
+    leave something out and never failed. Beside it our aim, and the bound. Settings that were
+    tuned to a density are compared at that density alone."""
+    densities = dict.fromkeys(setting.density for setting in results.settings)
+    return " ".join(_say_what_counts_at(results, figure, density) for density in densities)
+
+
+def _say_what_counts_at(results: Results, figure: str, density: float | None) -> str:
     summary = results.summary
     sparse = [
         setting
         for setting in results.settings
-        if setting.label in summary
+        if setting.density == density
+        and setting.label in summary
         and setting.label not in results.dense
         and results.failure(setting.label) is None
     ]
     good = [setting for setting in sparse if summary[setting.label][figure] >= GOOD]
     good.sort(key=lambda setting: -summary[setting.label]["speed_up"])
     where = "in the median" if figure == "psnr" else "on every prompt"
+    where += "" if density is None else f", density {density:g}"
     other = next((setting for setting in good if setting.method not in (*OURS, PAPER)), None)
     begin = f"At {GOOD:g} dB and more {where}"
     if other is None:
-        return f"{begin}: no ratio, because no other method reaches it."
+        own = next((setting for setting in good if setting.method in OURS), None)
+        reached = "" if own is None else f"; ours has {summary[own.label]['speed_up']:.2f}x"
+        return f"{begin}: no ratio, because no other method reaches it{reached}."
     best = summary[other.label]["speed_up"]
     said = []
     for names, who in ((PRESETS, "of our presets"), (OURS, "of all values of our knob")):
@@ -213,7 +223,11 @@ def say_who_is_ahead(results: Results) -> list[str]:
             f"{kind}: not matched by ours in PSNR and {where}: {_names(by_density, summary)}; in "
             f"PSNR and speed-up of the loop: {_names(by_speed, summary)}."
         )
-        if density is not None:  # the knob was turned on recorded calls, not on these prompts
+        if density is not None:
+            least = max(own["least"] for own in ours)
+            lines[-1] += f" Closer than ours ({least:.1f} dB) on the worst prompt of each: "
+            lines[-1] += f"{_names_with_least(others, summary, least)}."
+            # The knob was turned on recorded calls, not on these prompts.
             off = [s for s in here if not _is_near(summary[s.label]["density"], density)]
             lines[-1] += f" Off by more than a tenth in these runs: {_names(off, summary)}."
     return lines
@@ -236,6 +250,12 @@ def _names(settings: Sequence[Setting], summary: Summary) -> str:
         )
         or "none"
     )
+
+
+def _names_with_least(settings: Sequence[Setting], summary: Summary, above: float) -> str:
+    found = {setting.method: summary[setting.label]["least"] for setting in settings}
+    names = [f"{name} ({least:.1f} dB)" for name, least in found.items() if least > above]
+    return ", ".join(names) or "none"
 
 
 def draw(results: Results, path: Path) -> None:

@@ -121,8 +121,21 @@ def test_at_equal_density_who_is_off_is_named() -> None:
     rows = [{**row, "setting": f"{row['setting']}, density 0.14"} for row in found.rows]
     (line,) = say_who_is_ahead(Results(settings, rows, {}))
     assert "that density: sol (40.0 dB" in line
+    assert "Closer than ours (29.0 dB) on the worst prompt of each: sol (40.0 dB), svg1" in line
     off = line.split("in these runs: ")[1]
     assert "svoo (36.0 dB at 0.050" in off and "svg1" in off and "sol" not in off
+
+
+def test_a_density_is_compared_with_itself_alone() -> None:
+    found = results(OURS, ("sol", [(0.3, 31.0, 2.0)]))
+    densities = {"svoo": 0.15, "sol": 0.3}
+    settings = [replace(setting, density=densities[setting.method]) for setting in found.settings]
+    labels = {old.label: new.label for old, new in zip(found.settings, settings, strict=True)}
+    rows = [{**row, "setting": labels[row["setting"]]} for row in found.rows]
+    said = say_what_counts(Results(settings, rows, {}))
+    assert "density 0.15: no ratio, because no other method reaches it; ours has 4.10x" in said
+    assert "density 0.3 the best other is sol" in said and "none of our presets" in said
+    assert "times as much" not in said
 
 
 def test_what_is_dense_is_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

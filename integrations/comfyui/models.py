@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import svoo
 from svoo import Dense, VideoLayout
 from svoo.plugin.projections import Projection, weigh_projection
+
+_LATENT_CHANNELS = 16  # of noise; models that begin with a picture take it as further channels
 
 Grid = tuple[int, int, int]
 Project = Callable[[Tensor], Tensor]
@@ -20,9 +23,11 @@ Project = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A class of models: whether text follows the video in its self-attention, the numbers of its
-    first layers by type of block, and the output projection of every layer."""
+    """A class of models: how its pipelines are called in svoo's catalogue, whether text follows
+    the video in its self-attention, the numbers of its first layers by type of block, and the
+    output projection of every layer."""
 
+    family: str
     text: bool
     first_layers: Callable[[Any], dict[str, int]]
     projections: Callable[[Any], list[Projection]]
@@ -49,11 +54,13 @@ def _hunyuan_projections(model: Any) -> list[Projection]:
 
 MODELS = {
     "WanModel": KnownModel(
+        family="Wan",
         text=False,
         first_layers=lambda _model: {"double": 0},
         projections=_wan_projections,
     ),
     "HunyuanVideo": KnownModel(
+        family="HunyuanVideo",
         text=True,
         first_layers=lambda model: {"double": 0, "single": len(model.double_blocks)},
         projections=_hunyuan_projections,
@@ -72,6 +79,28 @@ def find_model(model: object) -> KnownModel | None:
 def count_layers(model: object, known: KnownModel) -> int:
     """Return the number of self-attention layers."""
     return len(known.projections(model))
+
+
+def name_model(model: object, known: KnownModel) -> str | None:
+    """Return the name in svoo's catalogue of the nearest model with as many layers and heads, for
+    what a method's authors set for it; None if there is none.
+
+    An expert of Wan 2.2 that makes video from text looks as Wan 2.1 14B does, and counts as it;
+    of those that begin with a picture, Wan 2.2's have no part for what CLIP says of it.
+    """
+    sizes = len(known.projections(model)), known.projections(model)[0].heads
+    fitting = [
+        row
+        for row in svoo.models()
+        if row.pipeline.startswith(known.family) and (row.layers, row.heads) == sizes
+    ]
+    channels = getattr(getattr(model, "patch_embedding", None), "in_channels", 0)
+    from_picture = channels > _LATENT_CHANNELS
+    experts = 2 if from_picture and getattr(model, "img_emb", None) is None else 1
+    fitting.sort(
+        key=lambda row: (("ImageToVideo" in row.pipeline) != from_picture, row.stages != experts)
+    )
+    return fitting[0].name if fitting else None
 
 
 def find_grid(latent: Tensor, patch_size: Any) -> Grid | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from svoo import MethodConfig, available_methods
 from svoo.errors import ConfigError
@@ -30,10 +30,11 @@ class Settings:
     strict: bool = False
     verbose: bool = False
 
-    def config(self) -> MethodConfig:
-        """Return the settings of the method."""
+    def config(self, model: str | None = None) -> MethodConfig:
+        """Return the settings of the method, for a model of svoo's catalogue if it is known."""
         steps = None if self.dense_steps < 0 else self.dense_steps
-        return choose_config(self.method, self.quality, steps, strict=self.strict)
+        config = choose_config(self.method, self.quality, steps, strict=self.strict, model=model)
+        return replace(config, measure_error=True)
 
     def last_sparse_step(self, steps: int) -> int:
         """Return the last step that may be sparse, of so many."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from svoo.session.stats import RunStats
 
 from .chain import Chain, Override
 from .forward import Forward, look_at, name_arguments
-from .models import count_layers, weigh_heads
+from .models import count_layers, name_model, weigh_heads
 from .settings import Settings
 
 KEY = "svoo"
@@ -36,7 +35,7 @@ class SparseModel:
     def __init__(self, settings: Settings) -> None:
         """Check the settings; nothing is installed yet."""
         self.settings = settings
-        self.config = replace(settings.config(), measure_error=True)
+        self.config = settings.config()  # of a model that svoo's catalogue does not have
         self.chain = Chain()
         self.session: Session | None = None
         self.forward: Forward | None = None
@@ -159,6 +158,8 @@ class SparseModel:
         """Return the session of a new video."""
         known, model = forward.known, forward.model
         projections = known.projections(model)
+        name = name_model(model, known)
+        config = self.config if name is None else self.settings.config(name)
         weights: list[Tensor] = []
 
         def head_weights() -> Tensor:  # read at the first sparse call: weights are loaded
@@ -167,12 +168,12 @@ class SparseModel:
             return weights[0]
 
         return Session(
-            self.config,
+            config,
             steps=forward.steps,
             layers=count_layers(model, known),
             heads=projections[0].heads,
             sigmas=forward.sigmas[:-1].float().cpu(),
-            calibrate=getattr(self.config, "tolerance", None) is None,
+            calibrate=getattr(config, "tolerance", None) is None,
             head_weights=head_weights,
         )
 

@@ -1,7 +1,7 @@
 import pytest
 
 from svoo import SVOOConfig, available_methods
-from svoo.errors import ConfigError
+from svoo.errors import ConfigError, ModelError
 from svoo.integrations.settings import choose_config
 
 
@@ -19,8 +19,17 @@ def test_every_method_takes_dense_steps_and_strict() -> None:
     assert choose_config("svg2").dense_steps != 0
 
 
+def test_a_model_chooses_what_its_method_was_published_with() -> None:
+    for row in available_methods():
+        found = choose_config(row.name, model="hunyuanvideo-t2v")
+        assert found == row.config.for_model("hunyuanvideo-t2v")
+    assert choose_config("svg1", model="hunyuanvideo-t2v").as_dict()["family"] == "hunyuan"
+
+
 def test_other_words_are_refused() -> None:
     with pytest.raises(ConfigError, match="quality must be one of fast, balanced, careful"):
         choose_config(quality="best")
     with pytest.raises(ConfigError, match="no method called 'other'"):
         choose_config("other")
+    with pytest.raises(ModelError, match="no model called 'wan3'"):
+        choose_config(model="wan3")

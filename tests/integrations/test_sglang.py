@@ -98,7 +98,7 @@ def test_a_pipeline_is_sparse_where_the_server_is_asked(
             {"quality": "fast", "dense_steps": 2},
             SVOOConfig(tolerance=SVOOConfig.fast().tolerance, dense_steps=2),
         ),
-        ({"method": "svg2"}, SVG2Config()),
+        ({"method": "svg2"}, SVG2Config.for_model("mini")),
     ],
 )
 def test_settings_come_from_the_server(

@@ -27,22 +27,23 @@ from svoo.session.stats import LayerStats
 NAMES = [row.name for row in svoo.available_methods() if row.name != "dense"]
 
 
-def small(name: str) -> svoo.MethodConfig:
-    config = find_method(name)
+def small(name: str, model: str | None = None) -> svoo.MethodConfig:
+    config = find_method(name, model)
     return replace(config, dense_steps=0, dense_layers=0, strict=True, **SMALL.get(name, {}))
 
 
 @pytest.fixture(scope="module", params=tiny.PIPELINES)
-def clip(request: pytest.FixtureRequest) -> tuple[Any, torch.Tensor]:
-    """A pipeline, and its dense clip."""
+def clip(request: pytest.FixtureRequest) -> tuple[Any, torch.Tensor, str]:
+    """A pipeline, its dense clip, and the model of the catalogue whose settings methods take."""
     pipe = tiny.build(request.param)
-    return pipe, tiny.generate(pipe, steps=2)
+    model = next(row.name for row in models() if row.name.startswith(request.param))
+    return pipe, tiny.generate(pipe, steps=2), model
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_runs_on_every_model(clip: tuple[Any, torch.Tensor], name: str) -> None:
-    pipe, dense = clip
-    with svoo.apply(pipe, small(name), profile=None) as handle:
+def test_runs_on_every_model(clip: tuple[Any, torch.Tensor, str], name: str) -> None:
+    pipe, dense, model = clip
+    with svoo.apply(pipe, small(name, model), profile=None) as handle:
         frames = tiny.generate(pipe, steps=2)
         stats = handle.stats()
     assert frames.shape == dense.shape and bool(frames.isfinite().all())
@@ -53,8 +54,20 @@ def test_runs_on_every_model(clip: tuple[Any, torch.Tensor], name: str) -> None:
     assert experts == ({0, 1} if getattr(pipe, "transformer_2", None) is not None else {0})
 
 
-def test_default_mode_runs_on_every_model(clip: tuple[Any, torch.Tensor]) -> None:
-    pipe, dense = clip
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_by_name(clip: tuple[Any, torch.Tensor, str], name: str) -> None:
+    """With the settings for the recognised model, warm-up included: of so few steps all dense."""
+    pipe, dense, model = clip
+    pipe.register_to_config(_name_or_path=find_model(model).hub_id)
+    with svoo.apply(pipe, name, profile=None) as handle:
+        frames = tiny.generate(pipe, steps=2)
+        assert handle.config == find_method(name, model)
+        assert handle.stats().method == name
+    assert frames.shape == dense.shape and bool(frames.isfinite().all())
+
+
+def test_default_mode_runs_on_every_model(clip: tuple[Any, torch.Tensor, str]) -> None:
+    pipe, dense, _ = clip
     counts: dict[str, Any] = {"query_clusters": 4, "key_clusters": 8}
     always: dict[str, Any] = {"densest": 1.0, "worst_error": 1e6, "strict": True}
     with svoo.apply(pipe, svoo.SVOOConfig(tolerance=0.05, **counts, **always)) as handle:

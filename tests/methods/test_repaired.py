@@ -11,9 +11,11 @@ import svoo
 from svoo import Corrected, Dense, MethodConfig, Session, SVOOConfig, VideoLayout
 from svoo.core.quality import output_error
 from svoo.errors import ConfigError
+from svoo.methods.pisa import PISAConfig
 from svoo.methods.repaired import RepairedConfig
 from svoo.methods.sparsepr import SparsePRConfig
 from svoo.methods.svg2 import SVG2Config
+from svoo.methods.svg_ear import SVGEARConfig
 
 SPARSE = SVG2Config(query_clusters=20, key_clusters=20, scale_clusters=False, mass=0.3)
 
@@ -50,6 +52,17 @@ def test_terms_and_text_together_are_refused() -> None:
         run(config, VideoLayout(2, 3, 9, text=4))
 
 
+@pytest.mark.parametrize(
+    "config",
+    [RepairedConfig(of=SVGEARConfig()), SparsePRConfig(compensate="mean", dense_steps=2)],
+)
+def test_they_are_refused_before_the_dense_steps(config: MethodConfig) -> None:
+    tokens = [normal(1, 1, 58, 8, seed=seed) for seed in range(3)]
+    session = Session(config, steps=10, layers=1, heads=1)
+    with pytest.raises(ConfigError, match="use compensate=False"):
+        session.attend(*tokens, step=0, layer=0, layout=VideoLayout(2, 3, 9, text=4))
+
+
 def test_it_takes_over_what_every_method_has() -> None:
     config = RepairedConfig(of=SVG2Config(dense_steps=3, seed=7, strict=True))
     assert (config.dense_steps, config.seed, config.strict) == (3, 7, True)
@@ -76,16 +89,29 @@ def test_on_a_pipeline(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"of": "svg2"}, {"of": RepairedConfig(of=SPARSE)}, {"probes": 0}, {"rank": 0}]
+    "bad",
+    [
+        {"of": "svg2"},
+        *({"of": of} for of in (RepairedConfig(of=SPARSE), SparsePRConfig(), PISAConfig())),
+        {"probes": 0},
+        {"rank": 0},
+    ],
 )
 def test_bad_settings(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         RepairedConfig(**({"of": SPARSE} | bad))
 
 
-def test_what_works_on_its_output_already_is_refused() -> None:
+def test_what_works_on_its_output_without_saying_so_is_refused() -> None:
+    class Silent(PISAConfig):
+        corrects_output = False  # type: ignore[assignment]
+
     with pytest.raises(ConfigError, match="cannot be repaired"):
-        run(RepairedConfig(of=SparsePRConfig()), VideoLayout(2, 3, 4))
+        run(RepairedConfig(of=Silent(compensate="mean")), VideoLayout(2, 3, 4))
+
+
+def test_pisa_without_its_first_order_term_can_be_repaired() -> None:
+    run(RepairedConfig(of=PISAConfig(first_order=False, block=8)), VideoLayout(4, 8, 9))
 
 
 def test_the_method_inside_still_judges_its_first_output() -> None:

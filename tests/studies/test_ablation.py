@@ -21,5 +21,15 @@ def test_rows_that_differ_by_two_parts_are_named_under_our_table() -> None:
         studying.add_runs(results, "ablation", group, one=(30.0, 2.0))
     parts = AblationStudy().show(results).parts
     notes = {part.title: part.note for part in parts if isinstance(part, Table)}
-    assert "read them beside" in notes["ours"]
-    assert "read them beside" not in notes["SVOO as in the paper"]
+    ours, paper = (title for title in notes)
+    assert ours == "Ours, one part changed (100 tokens, no warm-up)"
+    assert paper == "SVOO as in the paper, one part changed (100 tokens, with warm-up)"
+    assert "read them beside" in notes[ours] and "read them beside" not in notes[paper]
+
+
+def test_parts_are_compared_with_the_whole_by_prompt() -> None:
+    results = studying.empty()
+    studying.add_runs(results, "ablation", "ours", ours=(30.0, 2.0), other=(25.0, 2.0))
+    table = AblationStudy().show(results).parts[0]
+    assert isinstance(table, Table) and table.columns[1] == "minus ours, dB"
+    assert table.rows[1][1].text.startswith("-5.00")

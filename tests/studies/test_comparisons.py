@@ -64,7 +64,7 @@ def test_calls_that_a_method_left_dense_are_shown_beside_its_density() -> None:
     table = make_table("t", read_entries(results, "quality"))
     place = list(table.columns).index("density")
     texts = [row[place].text for row in table.rows]
-    alone = "0.300 (0.300 to 0.300)"
+    alone = "0.300"  # the same on every prompt
     assert texts == [alone, f"{alone}; 0.700 of all calls"]
     assert table.note.count("left calls dense after the warm-up") == 1
 
@@ -78,6 +78,7 @@ def test_a_row_that_is_dense_in_content_is_not_ranked() -> None:
     table = make_table("t", read_entries(results, "quality"))
     assert [row[1].rank for row in table.rows] == [1, 2, 0]
     assert "Dense in content (density over 0.99), so not ranked: sta." in table.note
+    assert "With all pairs kept a call is 3.00x as fast as dense attention" in table.note
 
 
 def test_times_are_those_of_one_machine() -> None:
@@ -108,14 +109,19 @@ def test_a_table_says_where_its_times_are_from() -> None:
     results = studying.empty()
     studying.add_runs(results, "quality", "g", one=(30.0, 2.0))
     assert make_table("t", read_entries(results, "quality"), note="N.").note == (
-        "6 prompts. N. Times are of one machine (m)."
+        "6 prompts. N. Times are of one kind of machine (m)."
     )
     studying.add_run(results, "quality", "g", "one", "elsewhere", machine="other", others=0.9)
     studying.add_run(results, "quality", "g", "one", "prompt 0", others=0.02)
     assert say_times(read_entries(results, "quality")) == (
-        "Times are of one machine (m); other processes took at most 2% of it meanwhile; 1 of 7 "
-        "runs are left out there: they ran elsewhere, were made for their quality alone, or while "
-        "other processes took part of the machine (`--retime` takes the time again)."
+        "Times are of one kind of machine (m); other processes took at most 2% of it meanwhile; "
+        "of 7 runs 1 ran on a busy machine (`--retime` times them again)."
+    )
+    studying.add_run(results, "quality", "g", "one", "far away", machine="other")
+    studying.add_run(results, "quality", "g", "one", "untimed", timed=False)
+    assert say_times(read_entries(results, "quality")).endswith(
+        "of 9 runs 1 ran on a busy machine (`--retime` times them again), 1 ran elsewhere, 1 were "
+        "made for their quality alone."
     )
     assert say_times([]) == ""
 
@@ -138,7 +144,7 @@ def test_times_of_a_busy_machine_do_not_count() -> None:
     for number in range(2):
         studying.add_run(results, "quality", "g", "two", f"prompt {number}", others=0.3)
     entries = read_entries(results, "quality")
-    assert "2 of 12 runs are left out there" in say_times(entries)
+    assert "of 12 runs 2 ran on a busy machine" in say_times(entries)
     assert len(by_prompt(entries, PSNR)["two"]) == 6
     assert len(by_prompt(entries, SPEED_UP)["two"]) == 4
     table = make_table("t", entries)
@@ -150,17 +156,65 @@ def test_times_of_a_busy_machine_do_not_count() -> None:
         for name in ("one", "two"):
             studying.add_run(results, "quality", "g", name, f"prompt {number}", others=0.3)
     busy = read_entries(results, "quality")
-    assert say_times(busy).startswith("No times: all runs were made for")
+    assert say_times(busy) == ("No times: 12 ran on a busy machine (`--retime` times them again).")
     assert "speed-up ↑" not in make_table("t", busy).columns and points(busy) == {}
 
 
-def test_points_are_of_prompts_that_have_both() -> None:
+def test_points_are_the_medians_of_the_table() -> None:
     results = studying.empty()
     studying.add_runs(results, "quality", "g", one=(30.0, 2.0))
     studying.add_run(results, "quality", "g", "one", "elsewhere", machine="other", psnr=90.0)
-    known = set(by_prompt(read_entries(results, "quality"), PSNR)["one"])
-    assert "elsewhere" in known
-    assert points(read_entries(results, "quality"))["one"][1] < 31
+    studying.add_run(results, "quality", "g", "two", "elsewhere", machine="other", psnr=90.0)
+    entries = read_entries(results, "quality")
+    assert list(points(entries)) == ["one"]  # the other has no time
+    table = make_table("t", entries)
+    faster, psnr = points(entries)["one"]
+    place = list(table.columns).index("speed-up ↑")
+    assert table.rows[0][1].text.startswith(f"{psnr:.2f}")
+    assert table.rows[0][place].text.startswith(f"{faster:.2f}x")
+
+
+def test_rows_are_ranked_on_the_prompts_that_they_share() -> None:
+    results = studying.empty()
+    studying.add_runs(results, "quality", "g", good=(40.0, 3.0), fair=(30.0, 2.0))
+    for number in range(12, 20):  # easier prompts, which the good one was not run on
+        studying.add_run(results, "quality", "g", "fair", f"prompt {number}", psnr=60.0)
+    rows = {row[0].text: row for row in make_table("t", read_entries(results, "quality")).rows}
+    assert rows["good (6 prompts)"][1].rank == 1 and rows["fair"][1].rank == 2
+
+
+def test_where_most_are_as_good_as_the_best_nobody_is_marked() -> None:
+    results = studying.empty()
+    for number in range(6):
+        noise = (-1) ** number
+        for name, psnr in (("a", 30.0), ("b", 30.0 + noise), ("c", 30.0 - noise), ("d", 20.0)):
+            studying.add_run(results, "quality", "g", name, f"prompt {number}", psnr=psnr)
+    rows = make_table("t", read_entries(results, "quality")).rows
+    assert [row[1].rank for row in rows] == [0, 0, 0, 0]
+
+
+def test_a_table_has_differences_from_one_of_its_rows() -> None:
+    results = studying.empty()
+    studying.add_runs(results, "quality", "g", whole=(40.0, 3.0), part=(30.0, 2.0))
+    entries = read_entries(results, "quality")
+    table = make_table("t", entries, minus="whole")
+    assert table.columns[1] == "minus whole, dB"
+    assert [row[1].text for row in table.rows] == ["", "-10.00 (-10.00 to -10.00, 6 prompts)"]
+    assert make_table("t", entries, minus="nobody").columns == make_table("t", entries).columns
+
+
+def test_work_is_the_kept_pairs_and_all_else() -> None:
+    results = studying.empty()
+    studying.add_run(results, "quality", "g", "one", "p", density=0.2, work=0.05)
+    table = make_table("t", read_entries(results, "quality"))
+    assert table.rows[0][list(table.columns).index("work")].text == "0.250"
+
+
+def test_methods_that_need_training_are_named() -> None:
+    results = studying.empty()
+    studying.add_runs(results, "quality", "g", vsa=(20.0, 3.0), svg2=(30.0, 2.0))
+    note = make_table("t", read_entries(results, "quality")).note
+    assert "Trained by their authors, not here: vsa." in note
 
 
 def test_four_prompts_rank_nobody() -> None:

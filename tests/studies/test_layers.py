@@ -59,3 +59,11 @@ def test_a_bootstrap_never_draws_one_prompt_alone() -> None:
     table = density(0.1, 0.1, prompts=2)
     low, high = bootstrap(table, over_inputs)
     assert 0 < low <= high
+
+
+def test_one_layer_that_stands_out_does_not_make_the_others_stable() -> None:
+    table = density(0.01, 0.02)
+    table[:, 2] += 5.0
+    claims = LayersStudy().show(made_up(table)).claims
+    assert claims[1].verdict == "cannot be told here"
+    assert "without layer 2, the densest" in claims[1].figure

@@ -34,6 +34,8 @@ def test_best_of_five_means_closest_and_fastest(paper: tuple[float, float], verd
     studying.add_runs(results, "quality", group, **OTHERS, **{PAPER: paper})
     claim = QualityStudy().show(results).claims[0]
     assert claim.verdict == verdict and "against svg2" in claim.figure
+    closer = "spargeattn and svg1" if paper[0] > 26 else "none"
+    assert f"closer to dense than {closer}" in claim.figure and "29.99 dB" in claim.said
 
 
 def test_ours_is_judged_without_warm_up() -> None:
@@ -51,13 +53,14 @@ def test_ours_is_compared_with_each_main_method(warm_up: str) -> None:
     runs = {**OTHERS, OURS: (27.0, 1.6), "sol": (27.0, 1.7)}
     studying.add_runs(results, "quality", group, **runs)
     parts = QualityStudy().show(results).parts
-    (table,) = [p for p in parts if isinstance(p, Table) and p.title.startswith("Ours less")]
+    (table,) = [p for p in parts if isinstance(p, Table) and p.title.startswith("Ours minus")]
     cells = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
     assert set(cells) == {*OTHERS, "sol"}  # paper mode was not run
     assert cells["svg2"][0] == "-1.00 dB (-1.00 to -1.00, 6 prompts): svg2 is closer"
     assert cells["svg2"][1].endswith("6 prompts): cannot be told")  # as fast
     assert cells["radial"][0].endswith("ours is closer")
     assert cells["sol"][0].endswith("cannot be told") and cells["sol"][1].endswith("sol is faster")
+    assert "closer to dense than ours: svg2; faster: sol." in table.note
 
 
 def test_scores_are_columns_that_say_proxy() -> None:
@@ -65,8 +68,10 @@ def test_scores_are_columns_that_say_proxy() -> None:
     scores = {"subject consistency (proxy)": 0.98, "imaging quality (proxy, BRISQUE)": 20.0}
     studying.add_run(results, "quality", "g", "svg2", "p", scores=scores)
     tables = [part for part in QualityStudy().show(results).parts if isinstance(part, Table)]
-    assert "subject consistency (proxy) ↑" in tables[0].columns
-    assert "imaging quality (proxy, BRISQUE) ↓" in tables[0].columns
+    assert tables[1].title == "Scores that need no dense video: g"
+    assert "subject consistency (proxy) ↑" in tables[1].columns
+    assert "imaging quality (proxy, BRISQUE) ↓" in tables[1].columns
+    assert not any("proxy" in column for column in tables[0].columns)
 
 
 def test_best_of_five_is_judged_by_the_largest_videos_with_enough_prompts() -> None:

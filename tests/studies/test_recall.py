@@ -54,8 +54,9 @@ def test_the_verdict_compares_at_equal_density(
         results.add("recall", str(number), {"rows": rows})
     section = RecallStudy().show(results)
     assert [claim.verdict for claim in section.claims] == verdicts
-    more = [2 if own > other else 0 for own, other in ((gain, long), (gain, 0.0))]
     figure = section.claims[0].figure
     assert figure.count("points") == 2
-    assert f"more in {more[0]} of 2 layers;" in figure and figure.endswith(f"in {more[1]} of 2")
+    for other in (long, 0.0):
+        more, less = (2, 0) if gain > other else (0, 2)
+        assert f"(more in {more}, less in {less}, open in 0 of 2 layers)" in figure
     assert RecallStudy().show(studying.empty()).parts == ()

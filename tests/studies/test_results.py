@@ -1,4 +1,5 @@
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,23 @@ def test_what_was_added_is_read_back(whole: bytes, tmp_path: Path) -> None:
     assert results.find("layers", "key 9") is None and results.find("steps", "key 2") is None
     assert list(results.of_kind("layers")) == ["key 0", "key 1", "key 2"]
     assert [record.session for record in results.records] == [0, 0, 0, 0]
+
+
+@dataclass(frozen=True)
+class Row:
+    prompt: str
+    value: int
+
+
+def test_typed_rows_are_the_latest_of_each_prompt_and_of_todays_fields() -> None:
+    results = studying.empty()
+    results.add("layers", "a | old", {"prompt": "a", "value": 1})
+    results.add("layers", "b", {"rows": [{"prompt": "b", "value": n} for n in (2, 3)]})
+    results.add("layers", "c", {"prompt": "c", "density": 0.5})  # of another rule
+    results.add("layers", "d", {"rows": []})
+    results.add("layers", "a | new", {"prompt": "a", "value": 4})
+    assert results.rows_of("layers", Row) == [Row("a", 4), Row("b", 2), Row("b", 3)]
+    assert results.rows_of("steps", Row) == []
 
 
 @given(cut=st.integers(0, 10_000))

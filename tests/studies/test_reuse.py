@@ -39,6 +39,23 @@ def test_half_a_decibel_is_the_limit(loss: float, verdict: str) -> None:
     assert ReuseStudy().show(studying.empty()).claims == []
 
 
+@pytest.mark.parametrize(
+    ("last", "prompts", "verdict"),
+    [(0.8, 6, "holds"), (0.2, 6, "does not hold"), (0.2, 4, "cannot be told here")],
+)
+def test_labels_stay_alike_where_another_draw_is_no_closer(
+    last: float, prompts: int, verdict: str
+) -> None:
+    results = studying.empty()
+    for number in range(prompts):
+        labels = {"prompt": str(number), "steps": [1, 2], "other_draw": [0.7, 0.7]}
+        labels["shared"] = [[0.8, 0.8 + 0.01 * number], [0.8, last]]
+        results.add("reuse", str(number), labels)
+    (claim,) = ReuseStudy().show(results).claims
+    assert claim.verdict == verdict and f"{last:.2f} to" in claim.figure
+    assert claim.figure.endswith("does: 1" if verdict == "does not hold" else "does: none")
+
+
 def test_the_interval_is_that_of_the_model_and_is_measured() -> None:
     assert (_own_interval("mini"), _own_interval("somebody's"), INTERVALS[-2]) == (8, 20, 8)
     results = studying.empty()

@@ -49,6 +49,17 @@ def test_settings_of_a_method_are_one_curve() -> None:
     assert TradeoffStudy().show(studying.empty()).parts == ()
 
 
+def test_a_knob_that_changes_nothing_is_one_row_and_said() -> None:
+    results = studying.empty()
+    runs = {"svg2, mass 0.9": (30.0, 2.0), "svg2, mass 0.6": (25.0, 2.2)}
+    runs |= {f"radial, decay {decay}": (33.0, 1.5) for decay in (0.8, 0.2, 0.1)}
+    for name, figures in runs.items():
+        studying.add_runs(results, "tradeoff", "sweeps", **{name: figures})
+    (table,) = (p for p in TradeoffStudy().show(results).parts if isinstance(p, Table))
+    assert [row[0].text for row in table.rows] == [*list(runs)[:2], "radial, decay 0.8"]
+    assert "radial makes the same videos at 3 values of its decay: one is shown." in table.note
+
+
 def test_equal_videos_alone_are_not_drawn() -> None:
     results = studying.empty()
     studying.add_run(results, "tradeoff", "sweeps", "svg2, mass 0.9", "p", psnr=None)

@@ -16,13 +16,15 @@ def choose_config(
     dense_steps: int | float | None = None,
     *,
     strict: bool = False,
+    model: str | None = None,
 ) -> MethodConfig:
     """Return the settings of a method by name; `quality` is svoo's, other methods have their own.
 
-    `dense_steps` counts steps (int) or is a fraction of them (float); None: as the method says.
+    `model`, a name of the catalogue, chooses what the method's authors set for it. `dense_steps`
+    counts steps (int) or is a fraction of them (float); None: as the method says.
     """
     require_choice("quality", quality, QUALITIES)
-    config = find_method(method)
+    config = find_method(method, model)
     if method == "svoo":
         presets = (SVOOConfig.fast, SVOOConfig.balanced, SVOOConfig.careful)
         config = dict(zip(QUALITIES, presets, strict=True))[quality]()

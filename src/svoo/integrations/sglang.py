@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any, Literal
 
 from svoo.errors import ConfigError
 from svoo.integrations.settings import choose_config
-from svoo.methods.base import MethodConfig
 from svoo.plugin.version import check_version
 
 TARGET = (
@@ -43,27 +43,30 @@ def make_sparse(
     was not written for, and settings that it does not have end the start of the server.
     """
     asked = _read(getattr(server_args, "attention_backend_config", None))
-    if asked is False:
+    if asked is None:
         return pipe
     check_version()
-    from svoo.plugin.apply import apply  # diffusers is imported only now
+    from svoo.plugin.apply import apply, recognise  # diffusers is imported only now
 
-    apply(pipe, None if asked is True else asked)
+    model = recognise(pipe)
+    name = model.name if model else None
+    apply(pipe, None if asked is True else choose_config(**asked, model=name))
     logger.warning("svoo: the video self-attention of %s is sparse", type(pipe).__name__)
     return pipe
 
 
-def _read(settings: object) -> MethodConfig | bool:
-    """Return what SGLang's settings say of svoo: settings of a method, True for svoo's own choice
-    for the model, or False for nothing at all."""
+def _read(settings: object) -> dict[str, Any] | Literal[True] | None:
+    """Return what SGLang's settings say of svoo: arguments of `choose_config`, True for svoo's own
+    choice for the model, or None where svoo is not asked for."""
     value = settings.get(NAME) if isinstance(settings, Mapping) else None
     if value is None or isinstance(value, bool):
-        return bool(value)
+        return True if value else None
     if isinstance(value, str):
-        return choose_config(quality=value)
+        value = {"quality": value}
     if not isinstance(value, Mapping) or not set(value) <= set(SETTINGS):
         raise ConfigError(
             f"{NAME} in --attention-backend-config must be true, a quality, or settings of "
             f"{', '.join(SETTINGS)}, got {value!r}"
         )
-    return choose_config(**value)
+    choose_config(**value)  # refused before the pipeline is looked at
+    return dict(value)

@@ -20,7 +20,7 @@ from svoo.errors import ConfigError, ShapeError, StrictError
 from svoo.integrations.settings import choose_config
 from svoo.session.session import Session
 
-SETTINGS = ("method", "quality", "dense_steps", "strict")
+SETTINGS = ("method", "quality", "dense_steps", "strict", "model")
 LEAST_TOKENS = 8_000
 logger = logging.getLogger(__name__)
 _said: set[str] = set()  # so that a reason is logged once, not at every layer and step
@@ -36,9 +36,10 @@ def attend(
 ) -> Tensor:
     """Attend from query `[B, N, H, D]` to key, value `[B, N, H, D]`, self-attention over a video.
 
-    `params` are the user's settings (`method`, `quality`, `dense_steps`, `least_tokens`, `strict`)
-    and what vLLM-Omni says of the forward (`denoise_step_idx`, `total_denoise_steps`,
-    `latent_shape`, `patch_size`).
+    `params` are the user's settings (`method`, `quality`, `dense_steps`, `least_tokens`, `strict`,
+    and `model`, a name of `svoo.models()` whose published settings the method takes) and what
+    vLLM-Omni says of the forward (`denoise_step_idx`, `total_denoise_steps`, `latent_shape`,
+    `patch_size`).
     """
     _refuse(query, key, params, is_causal=is_causal)
     config = choose_config(**{name: params[name] for name in SETTINGS if name in params})

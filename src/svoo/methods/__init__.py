@@ -31,6 +31,40 @@ from svoo.methods.vmoba import VMoBAConfig
 from svoo.methods.vsa import VSAConfig
 from svoo.methods.xattention import XAttentionConfig
 
+__all__ = [
+    "METHODS",
+    "TOLERANCE_KNOB",
+    "AdaClusterConfig",
+    "AdaSpaConfig",
+    "BSAConfig",
+    "ClusterAttentionConfig",
+    "DSVConfig",
+    "DenseConfig",
+    "DraftAttentionConfig",
+    "Knob",
+    "MethodConfig",
+    "MethodRow",
+    "PISAConfig",
+    "RadialConfig",
+    "RainFusion2Config",
+    "RainFusionConfig",
+    "RepairedConfig",
+    "STAConfig",
+    "SVG1Config",
+    "SVG2Config",
+    "SVGEARConfig",
+    "SVOOConfig",
+    "SolConfig",
+    "SpargeAttnConfig",
+    "SparsePRConfig",
+    "VMoBAConfig",
+    "VSAConfig",
+    "XAttentionConfig",
+    "available_methods",
+    "find_method",
+    "uses_profile",
+]
+
 TOLERANCE_KNOB = Knob("tolerance", 10.0, 1e-6, geometric=True)
 
 

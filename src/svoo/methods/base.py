@@ -225,6 +225,11 @@ class MethodConfig:
         """Return the method for a new video."""
         raise NotImplementedError(f"{type(self).__name__} must say how it starts")
 
+    @property
+    def corrects_output(self) -> bool:
+        """Whether the method changes outputs after the attention: then no repair goes on top."""
+        return False
+
     def always_sparse(self) -> Self:
         """Return these settings without any warm-up."""
         return replace(self, dense_steps=0, dense_layers=0)

@@ -67,6 +67,11 @@ class PISAConfig(MethodConfig):
         steps = 0.3 if known.name.endswith("1.3b") else 0.2
         return cls(dense_steps=steps, dense_layers=known.dense_layers)
 
+    @property
+    def corrects_output(self) -> bool:
+        """By the first-order term."""
+        return self.first_order and self.compensate == "mean"
+
     def start(self, run: Run) -> Method:
         """Return the method for a new video."""
         return _PISA(self, run)

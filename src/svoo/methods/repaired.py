@@ -40,13 +40,18 @@ class RepairedConfig(MethodConfig):
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, and take over what every method has."""
-        fits = isinstance(self.of, MethodConfig) and not isinstance(self.of, RepairedConfig)
-        require("of", self.of, "the config of a method that is not repaired yet", fits=fits)
+        fits = isinstance(self.of, MethodConfig) and not self.of.corrects_output
+        require("of", self.of, "the config of a method that leaves its output alone", fits=fits)
         require_count("probes", self.probes, 1)
         require_count("rank", self.rank, 1)
         for shared in fields(MethodConfig):
             object.__setattr__(self, shared.name, getattr(self.of, shared.name))
         super().__post_init__()
+
+    @property
+    def corrects_output(self) -> bool:
+        """By the repair."""
+        return True
 
     def start(self, run: Run) -> Method:
         """Return the method for a new video."""
@@ -72,6 +77,7 @@ class _RepairedMethod:
                 setattr(self, name, getattr(self.inner, name))
 
     def plan(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Corrected | Dense:
+        refuse_hidden_text(self.config.compensate, call)
         decision = self.inner.plan(query, key, value, call)
         if isinstance(decision, Dense):
             return decision
@@ -85,11 +91,25 @@ class _RepairedMethod:
             )
         config = self.config
         tokens = query, key, value
-        return repaired(tokens, decision, probes, call, config.rank, config.compensate)
+        return repaired(tokens, decision, probes, call, config.rank)
 
     @property
     def state_bytes(self) -> int:
         return self.inner.state_bytes
+
+
+def _has_text(call: Call) -> bool:
+    return call.layout is not None and call.layout.text > 0
+
+
+def refuse_hidden_text(compensate: Compensate, call: Call) -> None:
+    """Refuse to repair what has terms where text lies beside the video: at a run's first call, not
+    after its dense steps."""
+    if compensate is not False and _has_text(call):
+        raise ConfigError(
+            "a repair needs to know what text adds to a row, and terms for left-out blocks hide "
+            "it: use compensate=False where the model attends to text and video together"
+        )
 
 
 def repaired(
@@ -98,17 +118,12 @@ def repaired(
     probes: Probes,
     call: Call,
     rank: int,
-    compensate: Compensate,
 ) -> Corrected:
     """Return a plan for query, key, value `[B, H, N, D]` of the video whose output is repaired."""
     query, key, value = tokens
-    has_terms = compensate is not False or plan.terms is not None
-    has_text = call.layout is not None and call.layout.text > 0
-    if has_terms and has_text:
-        raise ConfigError(
-            "a repair needs to know what text adds to a row, and terms for left-out blocks hide "
-            "it: use compensate=False where the model attends to text and video together"
-        )
+    has_text = _has_text(call)
+    if plan.terms is not None:
+        refuse_hidden_text("mean", call)
 
     def correct(output: Tensor, lse: Tensor) -> Tensor:
         if not has_text:

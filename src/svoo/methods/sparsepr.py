@@ -16,13 +16,14 @@ from svoo.core.cluster_counts import scale_clusters
 from svoo.core.clustering import Clusters, CoClusters
 from svoo.core.eigen import low_rank_root
 from svoo.core.metric_kmeans import MetricKMeans, Projection
-from svoo.core.plan import plan_from_clusters
+from svoo.core.plan import BlockPlan, plan_from_clusters
 from svoo.core.repair import choose_probes
 from svoo.core.token_budget import spend_tokens
 from svoo.core.validate import accumulation_dtype
 from svoo.methods.base import (
     Call,
     Corrected,
+    Dense,
     Method,
     Run,
     require_choice,
@@ -30,7 +31,7 @@ from svoo.methods.base import (
     require_share,
 )
 from svoo.methods.k_means import KMeansConfig
-from svoo.methods.repaired import repaired
+from svoo.methods.repaired import refuse_hidden_text, repaired
 from svoo.methods.warm_up import SparseMethod
 
 METRIC_TOKENS = 2048  # queries that the keys' metric is made from
@@ -77,6 +78,11 @@ class SparsePRConfig(KMeansConfig):
         score: Literal["error", "mass"] = "mass" if known.name.startswith("wan2.2") else "error"
         return cls(score=score, dense_steps=known.warm_up, dense_layers=known.dense_layers)
 
+    @property
+    def corrects_output(self) -> bool:
+        """By its repair."""
+        return True
+
     def start(self, run: Run) -> Method:
         """Return the method for a new video."""
         return _SparsePRMethod(self, run)
@@ -88,6 +94,12 @@ class _SparsePRMethod(SparseMethod[SparsePRConfig]):
     def __init__(self, config: SparsePRConfig, run: Run) -> None:
         super().__init__(config, run)
         self._states: dict[tuple[str, int, int, int, int], MetricKMeans] = {}
+
+    def plan(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call
+    ) -> BlockPlan | Corrected | Dense:
+        refuse_hidden_text(self.config.compensate, call)
+        return super().plan(query, key, value, call)
 
     def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Corrected:
         config = self.config
@@ -110,7 +122,7 @@ class _SparsePRMethod(SparseMethod[SparsePRConfig]):
             plan = plan_from_clusters(clusters, keep, compensate=False)
         call.count("selection", counts[0] / query.shape[2])
         tokens = query, key, value
-        return repaired(tokens, plan, probes, call, config.rank, config.compensate)
+        return repaired(tokens, plan, probes, call, config.rank)
 
     def _cluster(self, query: Tensor, key: Tensor, call: Call) -> tuple[CoClusters, Tensor]:
         """Return clusters with raw-space centroids, and the queries as the keys see them."""

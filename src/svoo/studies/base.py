@@ -60,12 +60,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper (or of ours), its verdict, and the figure that says so."""
+    """A claim of the paper (or of ours), its verdict, and the figure that says so. `said` is what
+    the paper found itself, where it has figures; `study` whose claim it is (the report knows)."""
 
     text: str
     verdict: Verdict
     figure: str
     of_paper: bool = True
+    said: str = ""
+    study: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from svoo.methods import available_methods
 from svoo.studies.base import Cell, Job, Table, Verdict
 from svoo.studies.lab import BUSY, Lab, Task
 from svoo.studies.results import Results
@@ -21,14 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DENSE = Setting("dense", None)
+_TRAINED = frozenset(row.name for row in available_methods() if row.trained)
 _LINE = 8.0  # typographic points from one line of small text to the next
 _SHOWN = 50.0  # dB: what is closer to dense would leave no room for the others
 _APART = 0.005  # densities that differ by less are shown as one
 _AS_DENSE = 0.99  # a row of a higher density is dense in content, and is not ranked
-_NOT_TIMED = (
-    "were made for their quality alone, or while other processes took part of the machine "
-    "(`--retime` takes the time again)"
-)
 _LEFT_DENSE = (
     "Where a method itself left calls dense after the warm-up, the density of all calls after the "
     "warm-up stands beside that of its sparse calls."
@@ -66,18 +64,27 @@ def psnr(run: RunRow) -> float | None:
     return math.inf if run.psnr is None and run.ssim is not None else run.psnr
 
 
+def work(run: RunRow) -> float:
+    """Return the kept pairs and all else that a method computes, as a share of all pairs."""
+    return run.density + run.work
+
+
 PSNR = Column("PSNR, dB", psnr, "{:.2f}", higher=True)
 SPEED_UP = Column("speed-up", speed_up, "{:.2f}x", higher=True, timed=True)
 DENSITY = Column("density", lambda run: run.density, "{:.3f}")
+_CALLS = Column(
+    "attention call", lambda run: run.dense_attention / run.attention, "{:.2f}x", timed=True
+)
 _OF_ALL_CALLS = Column("density of all calls", lambda run: run.density_of_all, "{:.3f}")
 COLUMNS = (
     PSNR,
     Column("SSIM", lambda run: run.ssim, "{:.4f}", higher=True),
     Column("LPIPS", lambda run: run.lpips, "{:.4f}", higher=False),
     DENSITY,
+    Column("work", work, "{:.3f}"),
     Column("loop", lambda run: run.seconds, "{:.2f} s", timed=True),
     SPEED_UP,
-    Column("attention call", lambda r: r.dense_attention / r.attention, "{:.2f}x", timed=True),
+    _CALLS,
     Column("planning", lambda run: run.planning / run.seconds, "{:.0%} of loop", timed=True),
 )
 
@@ -131,6 +138,12 @@ def read_entries(results: Results, study: str) -> list[Entry]:
     ]
 
 
+def where(entries: Sequence[Entry]) -> str:
+    """Return the size of the videos of a table in tokens."""
+    tokens = sorted({entry.run.tokens for entry in entries if entry.run.tokens})
+    return " and ".join(f"{count:,} tokens" for count in tokens) or "the model's own size"
+
+
 def groups_of(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     """Return the entries of each table, in the order of their first rows."""
     groups: dict[str, list[Entry]] = {}
@@ -160,19 +173,16 @@ def well_timed(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def points(entries: Sequence[Entry]) -> dict[str, tuple[float, float]]:
-    """Return median speed-up and PSNR of each setting, over the prompts that have both."""
+    """Return median speed-up and PSNR of each setting that has both, as a table has them: each
+    over all prompts that have it."""
     quality, faster = by_prompt(entries, PSNR), by_prompt(entries, SPEED_UP)
-    both = {
-        name: [prompt for prompt in values if prompt in faster.get(name, {})]
-        for name, values in quality.items()
-    }
     return {
         name: (
-            float(np.median([faster[name][prompt] for prompt in prompts])),
-            float(np.median([quality[name][prompt] for prompt in prompts])),
+            float(np.median(list(faster[name].values()))),
+            float(np.median(list(values.values()))),
         )
-        for name, prompts in both.items()
-        if prompts
+        for name, values in quality.items()
+        if faster.get(name)
     }
 
 
@@ -185,9 +195,15 @@ def difference(
 
 
 def make_table(
-    title: str, entries: Sequence[Entry], columns: Sequence[Column] = COLUMNS, note: str = ""
+    title: str,
+    entries: Sequence[Entry],
+    columns: Sequence[Column] = COLUMNS,
+    note: str = "",
+    *,
+    minus: str | None = None,
 ) -> Table:
-    """Return a table of medians with their intervals; best and second best are marked."""
+    """Return a table of medians with their intervals; best and second best are marked. `minus`:
+    a setting from which all others differ by so many decibels, paired by prompt."""
     settings = list(dict.fromkeys(entry.setting for entry in entries))
     of_all = _of_all_calls(entries)
     as_dense = [name for name in settings if name != DENSE.name and of_all[name] > _AS_DENSE]
@@ -198,6 +214,11 @@ def make_table(
         for name in settings
     }
     shown, notes = [], [f"{_prompts(most)}.", note]
+    if minus in settings and minus is not None:
+        shown.append(f"minus {minus}, dB")
+        for name in settings:
+            found = None if name == minus else difference(entries, name, minus, PSNR)
+            cells[name].append(Cell("" if found is None else say_difference(found, "")))
     for column in columns:
         figures = by_prompt(entries, column)
         if not any(figures.values()):
@@ -216,6 +237,15 @@ def make_table(
     if as_dense:
         names = ", ".join(as_dense)
         notes.append(f"Dense in content (density over {_AS_DENSE}), so not ranked: {names}.")
+        calls = by_prompt([e for e in entries if e.setting in as_dense], _CALLS)
+        faster = [figure for values in calls.values() for figure in values.values()]
+        if faster:
+            notes.append(
+                f"With all pairs kept a call is {np.median(faster):.2f}x as fast as dense "
+                "attention: so much of every speed-up here is the kernel's."
+            )
+    if untrained := [name for name in settings if name in _TRAINED]:
+        notes.append(f"Trained by their authors, not here: {', '.join(untrained)}.")
     notes = list(filter(None, dict.fromkeys((*notes, say_times(entries)))))
     return Table(title, ["", *shown], [cells[name] for name in settings], " ".join(notes))
 
@@ -235,20 +265,32 @@ def say_times(entries: Sequence[Entry]) -> str:
     timed = well_timed(entries)
     if not entries:
         return ""
+    left = _why_untimed(entries, timed)
     if not timed:
-        return f"No times: all runs {_NOT_TIMED}."
-    text = f"Times are of one machine ({timed[0].run.machine})"
+        return f"No times: {left}."
+    text = f"Times are of one kind of machine ({timed[0].run.machine})"
     if any(entry.run.others is not None for entry in timed):
         busy = max(entry.run.others or 0.0 for entry in timed)
         text += f"; other processes took at most {busy:.0%} of it meanwhile"
-    if len(timed) < len(entries):
-        left = len(entries) - len(timed)
-        text += f"; {left} of {len(entries)} runs are left out there: "
-        text += f"they ran elsewhere, {_NOT_TIMED}"
+    if left:
+        text += f"; of {len(entries)} runs {left}"
     commits = sorted({entry.run.commit for entry in entries if entry.run.commit})
     if len(commits) > 1:
         text += f". The rows were made by several commits ({', '.join(commits)})"
     return f"{text}."
+
+
+def _why_untimed(entries: Sequence[Entry], timed: Sequence[Entry]) -> str:
+    """Return how many runs have no time that counts, by reason."""
+    counts: Counter[str] = Counter()
+    for entry in entries:
+        if not entry.run.timed:
+            counts["were made for their quality alone"] += 1
+        elif (entry.run.others or 0.0) > BUSY:
+            counts["ran on a busy machine (`--retime` times them again)"] += 1
+        elif timed and entry.run.machine != timed[0].run.machine:
+            counts["ran elsewhere"] += 1
+    return ", ".join(f"{count} {why}" for why, count in counts.items())
 
 
 def _arrow(higher: bool | None) -> str:  # noqa: FBT001 (three values)
@@ -260,6 +302,8 @@ def _ranks(
     higher: bool | None,  # noqa: FBT001 (three values)
     as_dense: Sequence[str],
 ) -> dict[str, Literal[0, 1, 2]]:
+    """Return the marks of a column. Where all rows share enough prompts, these alone count; where
+    more than half of the rows are as good as the best, nobody is marked."""
     if higher is None:
         return {}
     left = (DENSE.name, *as_dense)
@@ -268,7 +312,12 @@ def _ranks(
         for name, values in figures.items()
         if name not in left and len(values) >= LEAST_PROMPTS  # fewer rank nobody
     }
+    shared = set.intersection(*map(set, sparse.values())) if sparse else set()
+    if len(shared) >= LEAST_PROMPTS:
+        sparse = {name: {p: values[p] for p in shared} for name, values in sparse.items()}
     best, second = best_two(sparse, higher_is_better=higher)
+    if len(best) > max(1, len(sparse) / 2):
+        return {}
     return {**dict.fromkeys(second, 2), **dict.fromkeys(best, 1)}
 
 
@@ -281,7 +330,10 @@ def say_interval(found: Interval, text: str) -> str:
         "equal" if math.isinf(end) else text.format(end).rstrip("x sof%lp").strip()
         for end in (found.low, found.high)
     )
-    return f"{middle} ({' to '.join(ends)})"
+    low, high = ends
+    if low == high and middle.startswith(low):
+        return middle
+    return f"{middle} ({low} to {high})"
 
 
 def say_difference(found: Interval, unit: str, digits: int = 2) -> str:

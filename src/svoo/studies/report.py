@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,13 @@ def write_report(results: Results, out: Path) -> list[Claim]:
     chapters = make_chapters(results)
     if not chapters:
         raise ConfigError(f"the results in {out} hold no study yet; run `svoo study all`")
-    claims = order_claims([claim for chapter in chapters for claim in chapter.section.claims])
+    claims = order_claims(
+        [
+            replace(claim, study=chapter.study.name)
+            for chapter in chapters
+            for claim in chapter.section.claims
+        ]
+    )
     facts = {
         "about": results.about,
         "sessions": results.sessions(),
@@ -50,6 +56,7 @@ def write_report(results: Results, out: Path) -> list[Claim]:
         "machines": _machines(results),
         "prompts": _prompts(results),
         "settings": _settings(results),
+        "sizes": _sizes(results),
     }
     pages = Environment(
         loader=PackageLoader("svoo.studies"),
@@ -57,7 +64,7 @@ def write_report(results: Results, out: Path) -> list[Claim]:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters |= {"embed": _embed, "kind": _kind, "mark": _mark}
+    pages.filters |= {"embed": _embed, "kind": _kind, "mark": _mark, "anchor": _anchor}
     pages.tests["verdict"] = lambda claim, verdict: claim.verdict == verdict
     for chapter in chapters:
         for part in chapter.section.parts:
@@ -138,6 +145,23 @@ def _settings(results: Results) -> dict[str, dict[str, Any]]:
                     "config"
                 ]
     return found
+
+
+def _sizes(results: Results) -> str:
+    """Return the sizes of the videos in words, with their tokens where these are known."""
+    tokens = sorted({run["tokens"] for run in results.of_kind("run").values() if run["tokens"]})
+    names = dict.fromkeys((results.about["large"], results.about["small"]))
+    if len(tokens) != len(names):
+        return " and ".join(names)
+    pairs = zip(names, reversed(tokens), strict=True)
+    return " and ".join(f"{name} ({count:,} tokens)" for name, count in pairs)
+
+
+def _anchor(study: str) -> str:
+    """Return where Markdown pages have a study's heading."""
+    title = next(found.title for found in STUDIES if found.name == study)
+    kept = "".join(c for c in title.lower() if c.isalnum() or c in " -")
+    return kept.replace(" ", "-")
 
 
 def _embed(data: bytes) -> str:

@@ -6,13 +6,17 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from svoo.errors import ConfigError
 from svoo.storage import check_writable, locked, write_atomically
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Row = TypeVar("Row", bound="DataclassInstance")
 FORMAT = 2  # of the file; another one is refused
 _TITLE = "svoo study"  # the first key of a file's first line
 _ADVICE = "choose another folder with --out, or move the file away"
@@ -58,6 +62,17 @@ class Results:
                 found.pop(record.key, None)
                 found[record.key] = record.data
         return found
+
+    def rows_of(self, kind: str, row: type[Row]) -> list[Row]:
+        """Return the typed rows of a kind, of each prompt those of its latest record (one row, or
+        a list `rows`). Rows with other fields are of an older rule and left out."""
+        names = {entry.name for entry in fields(row)}
+        latest: dict[str, list[dict[str, Any]]] = {}
+        for data in self.of_kind(kind).values():
+            found = data.get("rows", [data])
+            if found and all(set(part) == names for part in found):
+                latest[found[0]["prompt"]] = found
+        return [row(**part) for found in latest.values() for part in found]
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return what is known of every start of the command."""

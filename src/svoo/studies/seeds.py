@@ -106,12 +106,14 @@ class SeedsStudy:
                 for found, text in zip(shown, ("{:.2f}", "{:.4f}"), strict=True)
             )
             cells.append([Cell(name), *(Cell(text) for text in texts)])
-        table = Table("Against the dense video", ["change", "PSNR, dB", "SSIM"], cells)
+        prompts = max(len(values) for values in psnr.values())
+        title = "Against the dense video (the smaller size, no warm-up)"
+        table = Table(title, ["change", "PSNR, dB", "SSIM"], cells, f"{prompts} prompts.")
         claims = []
-        for other in (STEP, SEED):
+        for other, words in ((STEP, "leaving out one of the steps"), (SEED, "another seed")):
             found = paired(psnr.get(OURS, {}), psnr.get(other, {}))
             if found is not None:
-                text = f"Ours, without a dense step, changes a video less than {other} does"
+                text = f"Ours, without a dense step, changes a video less than {words} does"
                 figure = say_difference(found, " dB")
                 claims.append(Claim(text, verdict_of(found), figure, of_paper=False))
         return Section(claims, [table, _draw(psnr)])

@@ -48,4 +48,5 @@ class StepsStudy:
             title = f"Density at {mass:.0%} of the mass by step"
             parts.append(Plot(f"steps-{mass:g}", title, as_png(figure), "Bands are over inputs."))
         columns = ["mass", "std over steps", "std over layers"]
-        return Section((), [Table("Steps beside layers", columns, rows), *parts])
+        note = f"{len(density)} prompts."
+        return Section((), [Table("Steps beside layers", columns, rows, note), *parts])

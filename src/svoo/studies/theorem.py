@@ -28,11 +28,14 @@ _RATE = -0.5  # the power of n in the theorem
 
 @dataclass(frozen=True)
 class TheoremRow:
-    """One layer: the variance of logits over all tokens by head; for growing numbers of sampled
-    tokens its mean deviation from that and the bound with C = 1, means over heads."""
+    """One layer: the variance of logits over all `total` tokens by head; for growing numbers of
+    sampled tokens its mean deviation from that and the bound with C = 1, means over heads.
+    Deviations are those of draws from many more tokens: drawn without return from `total`, they
+    were smaller by the root of 1 - n / total."""
 
     prompt: str
     layer: int
+    total: int
     variance: list[float]
     tokens: list[int]
     deviation: list[float]
@@ -63,23 +66,19 @@ class TheoremStudy:
                 if call.step == step:
                     chance = seeded(mix_seeds(lab.seed, call.layer))
                     found = deviations(query, key, call.scale, chance)
-                    rows.append(TheoremRow(entry["prompt"], call.layer, *found))
+                    rows.append(TheoremRow(entry["prompt"], call.layer, query.shape[2], *found))
 
             lab.look(entry, size, observe)
             return {"rows": [asdict(row) for row in rows]}
 
-        return per_input(lab, size, make)
+        return per_input(lab, size, make, draws=_DRAWS, least=_LEAST, without_return=True)
 
     def show(self, results: Results) -> Section:
         """Return the plot, the table by layer, and the verdict."""
-        rows = [
-            TheoremRow(**row)
-            for data in results.of_kind(self.name).values()
-            for row in data["rows"]
-        ]
+        rows = results.rows_of(self.name, TheoremRow)
         if not rows or len(rows[0].tokens) < 2:
             return Section()
-        return Section([_claim(rows)], [_draw(rows), _table(rows)])
+        return Section([_of_samples(rows), _of_inputs(rows)], [_draw(rows), _table(rows)])
 
 
 def deviations(
@@ -99,7 +98,7 @@ def deviations(
             picked = torch.randperm(total, generator=chance)[:count].to(query.device)
             part = logit_variance(query[:, :, picked], key[:, :, picked], scale=scale)[0]
             off.append((part.double() - whole).abs())
-        found.append(float(torch.stack(off).mean()))
+        found.append(float(torch.stack(off).mean()) / math.sqrt(1 - count / total))
     bounds = [bound(query, key, scale, count) for count in counts]
     return whole.cpu().tolist(), counts, found, bounds
 
@@ -129,32 +128,52 @@ def between_inputs(rows: list[TheoremRow]) -> float:
     return float(np.mean(parts))
 
 
-def _claim(rows: list[TheoremRow]) -> Claim:
-    prompts: dict[str, list[float]] = {}
-    for row in rows:
-        prompts.setdefault(row.prompt, []).append(slope(row))
-    found = interval([float(np.mean(values)) for values in prompts.values()])
-    assert found is not None
+def _of_samples(rows: list[TheoremRow]) -> Claim:
+    """Judge the rate by the slowest layer, and the bound by the largest deviation."""
+    layers = sorted({row.layer for row in rows})
+    found = {
+        layer: interval([slope(row) for row in rows if row.layer == layer]) for layer in layers
+    }
+    rates = {layer: rate for layer, rate in found.items() if rate is not None}
+    slowest = max(rates, key=lambda layer: rates[layer].median)
+    fastest = min(rates, key=lambda layer: rates[layer].median)
     worst = max(
         off / limit for row in rows for off, limit in zip(row.deviation, row.bound, strict=True)
     )
+    rate = rates[slowest]
     verdict: Verdict = "cannot be told here"
-    if found.count >= LEAST_PROMPTS:
-        low, high = round(found.low, 3), round(found.high, 3)
+    if rate.count >= LEAST_PROMPTS:
+        low, high = round(rate.low, 3), round(rate.high, 3)
         if worst > 1 or low > _RATE:
             verdict = "does not hold"
         elif high <= _RATE:
             verdict = "holds"
-    layers = {row.layer for row in rows}
-    slowest = max(_slope_of(rows, layer) for layer in layers)
     return Claim(
-        "The deviation of the logits' variance falls as 1 / sqrt(n) or faster, below the bound",
+        "Sampling one input, the logits' variance deviates by 1 / sqrt(n) or less",
         verdict,
-        f"it falls as n to the power {found.median:.2f} ({found.low:.2f} to {found.high:.2f}; "
-        f"slowest layer {slowest:.2f}; the theorem's is {_RATE}); at most {worst:.1e} of the "
-        f"bound with C = 1; between inputs it deviates by {between_inputs(rows):.1%} of its "
-        f"mean, which in {_beyond_sampling(rows)} of {len(layers)} layers is more than sampling "
-        "explains",
+        f"{rate.count} prompts; in the slowest layer, {slowest}, it falls as n to the power "
+        f"{rate.median:.2f} ({rate.low:.2f} to {rate.high:.2f}), in the fastest as "
+        f"{rates[fastest].median:.2f}; the theorem's is {_RATE}; at most {worst:.1e} of the bound "
+        "with C = 1",
+    )
+
+
+def _of_inputs(rows: list[TheoremRow]) -> Claim:
+    """Judge what the theorem is about: two inputs, taken for draws from one distribution."""
+    layers = {row.layer for row in rows}
+    beyond = _beyond_sampling(rows)
+    enough = len({row.prompt for row in rows}) >= LEAST_PROMPTS
+    verdict: Verdict = "cannot be told here"
+    if enough and beyond == 0:
+        verdict = "holds"
+    elif enough and beyond > len(layers) / 2:
+        verdict = "does not hold"
+    return Claim(
+        "Two inputs deviate by no more than samples of one input do",
+        verdict,
+        f"between inputs the variance deviates by {between_inputs(rows):.1%} of its mean, which "
+        f"in {beyond} of {len(layers)} layers is more than {rows[0].tokens[-1]:,} sampled tokens "
+        "of one input do",
     )
 
 
@@ -199,11 +218,10 @@ def _table(rows: list[TheoremRow]) -> Table:
         "between inputs",
     ]
     note = (
-        "The theorem takes two inputs for draws from one distribution. Where the last column is "
-        "larger than the one before it, inputs differ by more than sampling explains. Tokens are "
-        "drawn without return, up to a quarter of them, which makes the last deviations an eighth "
-        "smaller; with few tokens the products of a token with itself count, which makes the "
-        "first ones larger: both make the fall steeper."
+        f"{len({row.prompt for row in rows})} prompts. The theorem takes two inputs for draws "
+        "from one distribution. Where the last column is larger than the one before it, inputs "
+        "differ by more than sampling explains. With few tokens the products of a token with "
+        "itself count, which makes the first deviations larger and the fall steeper."
     )
     return Table("Variance of the logits", columns, cells, note)
 

@@ -12,6 +12,7 @@ from svoo.methods import available_methods, find_method
 from svoo.studies.base import LAST, Claim, Job, Plot, Section, Verdict, as_png
 from svoo.studies.comparisons import (
     PSNR,
+    SPEED_UP,
     Entry,
     by_prompt,
     make_table,
@@ -19,6 +20,7 @@ from svoo.studies.comparisons import (
     read_entries,
     run_jobs,
     verdict_of,
+    where,
 )
 from svoo.studies.lab import Lab
 from svoo.studies.results import Results
@@ -86,9 +88,42 @@ class TradeoffStudy:
         entries = read_entries(results, self.name)
         if not entries:
             return Section()
-        drawn = _draw(entries)
-        table = make_table("All settings", entries)
+        shown, notes = _without_idle_knobs(entries)
+        drawn = _draw(shown)
+        title = f"All settings ({where(shown)}, with warm-up)"
+        table = make_table(title, shown, note=" ".join(notes))
         return Section([_claim(entries)], [table] if drawn is None else [drawn, table])
+
+
+def _without_idle_knobs(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+    """Return the entries without settings that made the same videos as another one of the method,
+    and a sentence about each method whose knob changed nothing."""
+    quality = by_prompt(entries, PSNR)
+    names: dict[str, list[str]] = {}
+    for setting in dict.fromkeys(entry.setting for entry in entries):
+        names.setdefault(setting.partition(", ")[0], []).append(setting)
+    idle, notes = set(), []
+    for name, own in names.items():
+        # The method's own value was run by other studies too: it has most times.
+        first = max(own, key=lambda setting: len(by_prompt(entries, SPEED_UP).get(setting, {})))
+        same = {
+            setting
+            for setting in own
+            if setting != first
+            and quality.get(setting)
+            and all(
+                quality.get(first, {}).get(prompt) == value
+                for prompt, value in quality[setting].items()
+            )
+        }
+        if same:
+            idle |= same
+            knob = own[0].partition(", ")[2].rpartition(" ")[0]
+            notes.append(
+                f"{name} makes the same videos at {len(same) + 1} values of its {knob}: one is "
+                "shown."
+            )
+    return [entry for entry in entries if entry.setting not in idle], notes
 
 
 def knob_of(name: str) -> str:
@@ -151,4 +186,5 @@ def _claim(entries: Sequence[Entry]) -> Claim:
     if lost is not None:
         figure = f"from {field} {values[0]:g} to {values[-1]:g} it loses {lost.median:.1f} dB"
         figure += f" ({lost.low:.1f} to {lost.high:.1f})"
-    return Claim("Quality falls as sparsity grows", verdict, figure)
+    said = "in the paper (Fig. 7) quality falls gradually"
+    return Claim("Quality falls as sparsity grows", verdict, figure, said=said)

@@ -1,3 +1,6 @@
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from comfy_stub import HunyuanVideo, WanModel
@@ -12,6 +15,7 @@ from integrations.comfyui.models import (
     find_grid,
     find_layout,
     find_model,
+    name_model,
     weigh_heads,
 )
 from svoo import Dense, VideoLayout
@@ -32,6 +36,34 @@ def test_known_models() -> None:
     assert find_model(nn.Linear(1, 1)) is None
     assert count_layers(WanModel(blocks=3), WAN) == 3
     assert count_layers(HunyuanVideo(), HUNYUAN) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "channels", "clip", "name"),
+    [
+        (WanModel(dim=48, heads=12, blocks=30), 16, False, "wan2.1-t2v-1.3b"),
+        (WanModel(dim=80, heads=40, blocks=40), 16, False, "wan2.1-t2v-14b"),
+        (WanModel(dim=80, heads=40, blocks=40), 36, True, "wan2.1-i2v-14b"),
+        (WanModel(dim=80, heads=40, blocks=40), 36, False, "wan2.2-i2v-a14b"),
+        (WanModel(dim=28, heads=2, blocks=7), 16, False, "mini"),
+        (WanModel(), 16, False, None),
+    ],
+)
+def test_models_of_the_catalogue_are_named(
+    model: Any, channels: int, clip: bool, name: str | None
+) -> None:
+    model.patch_embedding = nn.Conv3d(channels, 4, 1)
+    model.img_emb = nn.Linear(1, 1) if clip else None
+    assert name_model(model, WAN) == name
+
+
+def test_hunyuan_video_is_named_by_its_layers_and_heads() -> None:
+    model = HunyuanVideo(dim=48, heads=24)
+    assert name_model(model, HUNYUAN) is None
+    for kind, count in (("double_blocks", 20), ("single_blocks", 40)):
+        block = getattr(model, kind)[0]
+        setattr(model, kind, nn.ModuleList([block] * count))
+    assert name_model(model, HUNYUAN) == "hunyuanvideo-t2v"
 
 
 def test_wan_tokens_are_whole_frames() -> None:
@@ -102,5 +134,5 @@ def test_heads_are_weighed_by_their_projection(model: nn.Module) -> None:
         type(projection)(layer, projection.heads, projection.width, projection.inputs)
         for projection, layer in zip(known.projections(model), hidden, strict=True)
     ]
-    asked = type(known)(known.text, known.first_layers, lambda _model: rows)
+    asked = replace(known, projections=lambda _model: rows)
     torch.testing.assert_close(weigh_heads(model, asked, torch.zeros(1)), found, rtol=0.15, atol=0)

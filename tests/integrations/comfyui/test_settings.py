@@ -26,6 +26,11 @@ def test_every_method_can_be_chosen() -> None:
         Settings(method="other").config()
 
 
+def test_a_known_model_chooses_what_its_method_was_published_with() -> None:
+    assert Settings(method="radial").config("hunyuanvideo-t2v").as_dict()["decay"] == 0.95
+    assert Settings(method="radial").config().as_dict()["decay"] == 0.2
+
+
 def test_the_qualities_are_svoos_presets() -> None:
     found = [Settings(quality=name).config() for name in QUALITIES]
     assert found == [SVOOConfig.fast(), SVOOConfig.balanced(), SVOOConfig.careful()]

@@ -163,6 +163,24 @@ def test_a_layer_too_dense_at_the_careful_start_is_looked_at_again() -> None:
     assert (session.stats().dense_calls, session.stats().sparse_calls) == (2, 2)
 
 
+def test_a_layer_given_up_at_the_careful_start_is_tried_again() -> None:
+    config = replace(CONFIG, tolerance=1e6, worst_error=1e-3)
+    session = Session(config, steps=20, layers=2, heads=2)
+    alike = [1 + 1e-4 * side for side in (QUERY, KEY, VALUE)]
+    for step in range(6):
+        shown = (QUERY, KEY, VALUE) if step < 2 else alike  # where a term errs by little
+        for branch in ("cond", "uncond"):
+            session.attend(*shown, step=step, layer=1, branch=branch, layout=LAYOUT)
+    stats = session.stats()
+    assert (stats.dense_calls, stats.sparse_calls) == (4, 8)
+    # And one that is still far off after it is given up again.
+    session = Session(config, steps=20, layers=2, heads=2)
+    for step in range(6):
+        for branch in ("cond", "uncond"):
+            session.attend(QUERY, KEY, VALUE, step=step, layer=1, branch=branch, layout=LAYOUT)
+    assert (session.stats().dense_calls, session.stats().sparse_calls) == (12, 0)
+
+
 def test_a_layer_that_stays_far_off_stays_dense() -> None:
     config = replace(CONFIG, tolerance=1e6, worst_error=1e-3)
     session = Session(config, steps=20, layers=2, heads=2)

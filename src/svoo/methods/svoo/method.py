@@ -37,6 +37,7 @@ class SVOOMethod:
         self._waiting: dict[tuple[str, int, int], dict[int, Tensor]] = {}
         self._shares: dict[tuple[int, int], float] = {}  # of the tolerance; 0: the layer is dense
         self._too_dense: dict[tuple[int, int, float], Dense] = {}
+        self._given_up_at: dict[tuple[int, int], float] = {}  # the tolerance that a share is of
 
     def plan(
         self,
@@ -95,9 +96,12 @@ class SVOOMethod:
         return plan
 
     def _case(self, call: Call) -> tuple[int, int, float]:
-        """Return stage, layer and tolerance of a call: each is judged once per video."""
+        """Return stage, layer and tolerance of a call: each is judged once per video. A layer that
+        was given up at the careful start is tried again after it."""
         layer = call.stage, call.layer
         tolerance = self.config.tolerance_at(call.step, self.run.steps)
+        if self._given_up_at.get(layer, tolerance) != tolerance:
+            del self._given_up_at[layer], self._shares[layer], self._too_dense[(*layer, 0.0)]
         return *layer, tolerance * self._shares.get(layer, 1.0)
 
     def judge(self, call: Call) -> Callable[[Tensor], Dense | None] | None:
@@ -125,6 +129,7 @@ class SVOOMethod:
             self._shares[layer] = share / 2
             return Dense(f"{wrong}: from here on with {share / 2:g} of the tolerance")
         self._shares[layer] = 0.0  # the same case at every step
+        self._given_up_at[layer] = self.config.tolerance_at(call.step, self.run.steps)
         self._too_dense[self._case(call)] = Dense(
             f"{wrong} with {share:g} of the tolerance: a smaller one keeps more"
         )
