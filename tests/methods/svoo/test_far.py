@@ -169,31 +169,31 @@ def test_a_layer_given_up_at_the_careful_start_is_tried_again() -> None:
     alike = [1 + 1e-4 * side for side in (QUERY, KEY, VALUE)]
     for step in range(6):
         shown = (QUERY, KEY, VALUE) if step < 2 else alike  # where a term errs by little
-        for branch in ("cond", "uncond"):
+        for branch in ("a", "b", "c", "d"):
             session.attend(*shown, step=step, layer=1, branch=branch, layout=LAYOUT)
     stats = session.stats()
-    assert (stats.dense_calls, stats.sparse_calls) == (4, 8)
+    assert (stats.dense_calls, stats.sparse_calls) == (8, 16)
     # And one that is still far off after it is given up again.
     session = Session(config, steps=20, layers=2, heads=2)
     for step in range(6):
-        for branch in ("cond", "uncond"):
+        for branch in ("a", "b", "c", "d"):
             session.attend(QUERY, KEY, VALUE, step=step, layer=1, branch=branch, layout=LAYOUT)
-    assert (session.stats().dense_calls, session.stats().sparse_calls) == (12, 0)
+    assert (session.stats().dense_calls, session.stats().sparse_calls) == (24, 0)
 
 
 def test_a_layer_that_stays_far_off_stays_dense() -> None:
     config = replace(CONFIG, tolerance=1e6, worst_error=1e-3)
     session = Session(config, steps=20, layers=2, heads=2)
     dense = torch.nn.functional.scaled_dot_product_attention(QUERY, KEY, VALUE)
-    for step in range(8):
+    for step in range(12):
         output = session.attend(QUERY, KEY, VALUE, step=step, layer=1, layout=LAYOUT)
         torch.testing.assert_close(output, dense)
     stats = session.stats()
-    assert (stats.sparse_calls, stats.dense_calls, stats.error) == (0, 8, None)
+    assert (stats.sparse_calls, stats.dense_calls, stats.error) == (0, 12, None)
     reasons = stats.layers[0].dense_reasons
     assert all("worst_error is 0%" in reason for reason in reasons)
-    # Tried with the tolerance, a half, a quarter and an eighth of it, and dense from then on.
-    assert sorted(reasons.values()) == [1, 1, 1, 5]
+    # Tried with the tolerance, half of it and so on to a 64th, and dense from then on.
+    assert sorted(reasons.values()) == [*[1] * 6, 6]
     trusting = Session(replace(config, worst_error=1e6), steps=20, layers=2, heads=2)
     trusting.attend(QUERY, KEY, VALUE, step=0, layer=1, layout=LAYOUT)
     assert trusting.stats().sparse_calls == 1

@@ -37,7 +37,7 @@ class SVOOConfig(MethodConfig):
     none do). A call is dense, and the summary says why, where a layer's first call at a tolerance
     would compute more than the share `densest` of the pairs, or where its output is further than
     `worst_error` from the dense one; then the layer goes on with half the tolerance, and stays
-    dense where an eighth of it is not enough; after the careful start it is tried again.
+    dense where a 64th of it is not enough; after the careful start it is tried again.
 
     **By mass**, as in the paper: give `mass`, the softmax probability that kept blocks must cover
     (the paper's tau). Budgets, the fractions that a profile measured, decide with it. A head whose

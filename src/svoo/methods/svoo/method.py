@@ -20,7 +20,7 @@ from svoo.methods.svoo.far import plan_far_call
 from svoo.methods.svoo.labels import LabelState, cluster, cluster_counts
 from svoo.methods.warm_up import warm_up
 
-_LEAST_SHARE = 1 / 8  # of the tolerance, that a layer is tried with before it stays dense
+_LEAST_SHARE = 1 / 64  # of the tolerance, that a layer is tried with before it stays dense
 
 
 class SVOOMethod:
@@ -114,7 +114,7 @@ class SVOOMethod:
 
     def _judge(self, call: Call, squared_error: Tensor) -> Dense | None:
         """Return dense where the error is too large: the layer goes on with half the tolerance, or
-        dense if it has come to an eighth."""
+        dense if it has come to the least share."""
         errors = self._of_all_heads("error", call, squared_error)
         if errors is None:
             return None
