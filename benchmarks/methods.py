@@ -2,7 +2,7 @@
 
     python benchmarks/methods.py --height 80 --width 144    # all methods at 2,340 tokens
     python benchmarks/methods.py --few                      # the strongest at 7,488 tokens
-    python benchmarks/methods.py --few --frames 97 --warm-up 0 --prompts 2      # at 14,400
+    python benchmarks/methods.py --few --frames 97 --warm-up 0 --prompts 2 --no-fidelity  # 14,400
     python benchmarks/methods.py --height 80 --width 144 --warm-up 0 --density 0.15 --density 0.3
     python benchmarks/methods.py --height 80 --width 144 --warm-up 0 --prompts 2 --compensate mean
 
@@ -278,6 +278,9 @@ def main(
     frames: Annotated[int, typer.Option(help="Frames of the video.")] = DEFAULT_FRAMES,
     height: Annotated[int, typer.Option(help="80 with --width 144 gives 2,340 tokens.")] = 144,
     width: Annotated[int, typer.Option(help="Width in pixels.")] = 256,
+    fidelity: Annotated[
+        bool, typer.Option(help="Recall, errors and work, from a dense pass of their own.")
+    ] = True,
     page: Annotated[
         Path | None, typer.Option(help="A page whose section of this run is filled.")
     ] = None,
@@ -318,10 +321,11 @@ def main(
         "processor": str(machine()["processor"]),
     }  # fmt: skip
     rows = wanted_rows(run_settings(configs, texts, out, name, sizes), configs, texts, sizes)
-    fidelity = add_fidelity(
-        settings, call, {"prompt": texts[0], "weights": weights}, out / f"{name}-fidelity.json"
+    about_run = {"prompt": texts[0], "weights": weights}
+    path = out / f"{name}-fidelity.json"
+    results = Results(
+        settings, rows, add_fidelity(settings, call, about_run, path) if fidelity else {}
     )
-    results = Results(settings, rows, fidelity)
     print_table(results)
     for line in (*(say_what_counts(results, by) for by in ("psnr", "least")),
                  *say_who_is_ahead(results), *knobs.left_out):  # fmt: skip
@@ -329,7 +333,7 @@ def main(
     picture = out / f"{name}{'-part' if only else ''}.png"  # of a part, beside that of the whole
     draw(results, picture)
     if page is not None:
-        about = describe(out / f"{name}.json", rows, sizes, knobs.left_out)
+        about = describe(out / f"{name}.json", rows, sizes, knobs.left_out, fidelity=fidelity)
         place = Path(os.path.relpath(picture, page.parent)).as_posix()
         fill_section(page, name, as_markdown(results, about, place))
 

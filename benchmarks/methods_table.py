@@ -310,6 +310,8 @@ def describe(
     rows: Sequence[Mapping[str, Any]],
     sizes: Mapping[str, int | str],
     left_out: Sequence[str],
+    *,
+    fidelity: bool = True,
 ) -> str:
     """Return what the rows of a run were made on, from its JSON: machine, commits, sizes."""
     machine = made_on(json.loads(path.read_text())["machine"], rows)
@@ -318,7 +320,11 @@ def describe(
     about = (
         f"{size}, {sizes['steps']} steps, medians of {prompts} held-out prompts, the worst "
         f'prompt\'s PSNR under "least"; {describe_machine(machine)}, load '
-        f"{machine['load_before']:g} at the start. Recall, error and work are of the first "
-        "prompt, one branch, layers 1, 3 and 5; work besides kept pairs is counted, not timed."
+        f"{machine['load_before']:g} at the start."
     )
+    if fidelity:
+        about += (
+            " Recall, error and work are of the first prompt, one branch, layers 1, 3 and 5; work "
+            "besides kept pairs is counted, not timed."
+        )
     return f"{about} Left out: {'; '.join(left_out)}." if left_out else about

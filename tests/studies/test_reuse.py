@@ -53,7 +53,7 @@ def test_labels_stay_alike_where_another_draw_is_no_closer(
         results.add("reuse", str(number), labels)
     (claim,) = ReuseStudy().show(results).claims
     assert claim.verdict == verdict and f"{last:.2f} to" in claim.figure
-    assert claim.figure.endswith("does: 1" if verdict == "does not hold" else "does: none")
+    assert claim.figure.endswith("has: 1" if verdict == "does not hold" else "has: none")
 
 
 def test_the_interval_is_that_of_the_model_and_is_measured() -> None:

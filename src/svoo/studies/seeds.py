@@ -51,7 +51,7 @@ class SeedsStudy:
 
     name = "seeds"
     title = "What a decibel means"
-    paper = "not in the paper"
+    paper = "nothing like it"
     about = (
         "PSNR between the dense video and other dense ones (the next seed, one step less, the "
         "other precision of bfloat16 and float32), beside that of the sparse ones."
