@@ -96,6 +96,7 @@ figures: setup ## Make every figure of README and docs again: about ten hours on
 	@$(RUN) benchmarks/variants.py --out docs/benchmarks --page docs/frontier.md
 	@$(RUN) benchmarks/error_estimate.py --out docs/benchmarks --page docs/frontier.md
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --few
+	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --few --frames 97 --warm-up 0 --no-fidelity
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144 --warm-up 0 --density 0.15 --density 0.3
 	@$(RUN) benchmarks/methods.py --out docs/benchmarks --page docs/methods.md --height 80 --width 144 --warm-up 0 --prompts 2 --compensate mean
