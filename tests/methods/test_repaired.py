@@ -104,7 +104,7 @@ def test_bad_settings(bad: dict[str, Any]) -> None:
 
 def test_what_works_on_its_output_without_saying_so_is_refused() -> None:
     class Silent(PISAConfig):
-        corrects_output = False  # type: ignore[assignment]
+        corrects_output = False
 
     with pytest.raises(ConfigError, match="cannot be repaired"):
         run(RepairedConfig(of=Silent(compensate="mean")), VideoLayout(2, 3, 4))

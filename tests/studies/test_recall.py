@@ -56,7 +56,7 @@ def test_the_verdict_compares_at_equal_density(
     assert [claim.verdict for claim in section.claims] == verdicts
     figure = section.claims[0].figure
     assert figure.count("points") == 2
-    for other in (long, 0.0):
-        more, less = (2, 0) if gain > other else (0, 2)
+    for against in (long, 0.0):
+        more, less = (2, 0) if gain > against else (0, 2)
         assert f"(more in {more}, less in {less}, open in 0 of 2 layers)" in figure
     assert RecallStudy().show(studying.empty()).parts == ()

@@ -87,9 +87,17 @@ class CouplingStudy:
             lab.look(entry, size, observe)
             best = max(examples, key=lambda found: found.margin, default=None)
             example = None if best is None else asdict(best)
-            facts = entry["prompt"], lab.tokens(size), step
-            columns = (list(column) for column in zip(*found, strict=True))
-            return asdict(CouplingRow(*facts, *columns, example))
+            row = CouplingRow(
+                entry["prompt"],
+                lab.tokens(size),
+                step,
+                within=[layer.within for layer in found],
+                across=[layer.across for layer in found],
+                recall_within=[layer.recall_within for layer in found],
+                recall_across=[layer.recall_across for layer in found],
+                example=example,
+            )
+            return asdict(row)
 
         return per_input(lab, size, make, budgets=BUDGETS, density=DENSITY)
 

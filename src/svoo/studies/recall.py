@@ -27,6 +27,7 @@ from svoo.studies.base import (
     Plot,
     Section,
     Table,
+    Verdict,
     as_png,
     per_input,
 )
@@ -174,7 +175,11 @@ def _by_layer(rows: list[RecallRow], other: str) -> str:
         verdict_of(_gain([row for row in rows if row.layer == layer], other))
         for layer in {row.layer for row in rows}
     )
-    words = {"holds": "more", "does not hold": "less", "cannot be told here": "open"}
+    words: dict[Verdict, str] = {
+        "holds": "more",
+        "does not hold": "less",
+        "cannot be told here": "open",
+    }
     said = [f"{word} in {counts[verdict]}" for verdict, word in words.items()]
     return f"{', '.join(said)} of {counts.total()} layers"
 
