@@ -31,10 +31,3 @@ def band_in_blocks(tokens: int, block: int, reach: int, sink: int = 0) -> Tensor
     # The nearest tokens of blocks that are so far apart.
     nearest = (apart - 1) * block + 1
     return (apart == 0) | (nearest <= reach) | (numbers * block < sink)
-
-
-def block_sizes(tokens: int, block: int) -> Tensor:
-    """Return the sizes `[blocks]` of consecutive blocks, the last one perhaps smaller."""
-    sizes = torch.full((-(-tokens // block),), block)
-    sizes[-1] = tokens - block * (len(sizes) - 1)
-    return sizes

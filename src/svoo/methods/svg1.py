@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from svoo.catalogue import find_model
-from svoo.core.bands import band_in_blocks, band_width, block_sizes, temporal_order
+from svoo.core.bands import band_in_blocks, band_width, temporal_order
+from svoo.core.blocks import block_sizes
 from svoo.core.layout import VideoLayout
 from svoo.core.plan import BlockPlan
 from svoo.core.quality import masked_errors
@@ -129,7 +130,7 @@ def make_bands(layout: VideoLayout, config: SVG1Config) -> Bands:
     else:  # strictly inside
         keep = band_in_blocks(tokens, block, math.floor(width) * block - 1)
     orders = torch.stack((torch.arange(tokens), temporal_order(layout)))
-    return Bands(orders, orders.argsort(dim=-1), block_sizes(tokens, block), keep)
+    return Bands(orders, orders.argsort(dim=-1), block_sizes(tokens, block, orders.device), keep)
 
 
 def classifying_masks(
