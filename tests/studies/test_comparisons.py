@@ -115,13 +115,13 @@ def test_a_table_says_where_its_times_are_from() -> None:
     studying.add_run(results, "quality", "g", "one", "prompt 0", others=0.02)
     assert say_times(read_entries(results, "quality")) == (
         "Times are of one kind of machine (m); other processes took at most 2% of it meanwhile; "
-        "of 7 runs 1 ran on a busy machine (`--retime` times them again)."
+        "of 7 runs these have no time: 1 on a busy machine (`--retime` times them again)."
     )
     studying.add_run(results, "quality", "g", "one", "far away", machine="other")
     studying.add_run(results, "quality", "g", "one", "untimed", timed=False)
     assert say_times(read_entries(results, "quality")).endswith(
-        "of 9 runs 1 ran on a busy machine (`--retime` times them again), 1 ran elsewhere, 1 were "
-        "made for their quality alone."
+        "of 9 runs these have no time: 1 on a busy machine (`--retime` times them again), 1 on "
+        "another kind of machine, 1 made for their quality alone."
     )
     assert say_times([]) == ""
 
@@ -144,7 +144,7 @@ def test_times_of_a_busy_machine_do_not_count() -> None:
     for number in range(2):
         studying.add_run(results, "quality", "g", "two", f"prompt {number}", others=0.3)
     entries = read_entries(results, "quality")
-    assert "of 12 runs 2 ran on a busy machine" in say_times(entries)
+    assert "of 12 runs these have no time: 2 on a busy machine" in say_times(entries)
     assert len(by_prompt(entries, PSNR)["two"]) == 6
     assert len(by_prompt(entries, SPEED_UP)["two"]) == 4
     table = make_table("t", entries)
@@ -156,7 +156,7 @@ def test_times_of_a_busy_machine_do_not_count() -> None:
         for name in ("one", "two"):
             studying.add_run(results, "quality", "g", name, f"prompt {number}", others=0.3)
     busy = read_entries(results, "quality")
-    assert say_times(busy) == ("No times: 12 ran on a busy machine (`--retime` times them again).")
+    assert say_times(busy) == ("No times: 12 on a busy machine (`--retime` times them again).")
     assert "speed-up ↑" not in make_table("t", busy).columns and points(busy) == {}
 
 
@@ -212,7 +212,8 @@ def test_work_is_the_kept_pairs_and_all_else() -> None:
 
 def test_methods_that_need_training_are_named() -> None:
     results = studying.empty()
-    studying.add_runs(results, "quality", "g", vsa=(20.0, 3.0), svg2=(30.0, 2.0))
+    runs = {"vsa, sparsity 0.4": (25.0, 2.0), "vsa, sparsity 0.9": (20.0, 3.0)}
+    studying.add_runs(results, "quality", "g", svg2=(30.0, 2.0), **runs)
     note = make_table("t", read_entries(results, "quality")).note
     assert "Trained by their authors, not here: vsa." in note
 

@@ -206,7 +206,7 @@ def make_table(
     a setting from which all others differ by so many decibels, paired by prompt."""
     settings = list(dict.fromkeys(entry.setting for entry in entries))
     of_all = _of_all_calls(entries)
-    as_dense = [name for name in settings if name != DENSE.name and of_all[name] > _AS_DENSE]
+    as_dense = dense_in_content(entries)
     prompts = {s: len({e.run.prompt for e in entries if e.setting == s}) for s in settings}
     most = max(prompts.values())
     cells = {
@@ -214,7 +214,7 @@ def make_table(
         for name in settings
     }
     shown, notes = [], [f"{_prompts(most)}.", note]
-    if minus in settings and minus is not None:
+    if minus is not None and minus in settings:
         shown.append(f"minus {minus}, dB")
         for name in settings:
             found = None if name == minus else difference(entries, name, minus, PSNR)
@@ -244,7 +244,8 @@ def make_table(
                 f"With all pairs kept a call is {np.median(faster):.2f}x as fast as dense "
                 "attention: so much of every speed-up here is the kernel's."
             )
-    if untrained := [name for name in settings if name in _TRAINED]:
+    methods = dict.fromkeys(name.partition(", ")[0] for name in settings)
+    if untrained := [name for name in methods if name in _TRAINED]:
         notes.append(f"Trained by their authors, not here: {', '.join(untrained)}.")
     notes = list(filter(None, dict.fromkeys((*notes, say_times(entries)))))
     return Table(title, ["", *shown], [cells[name] for name in settings], " ".join(notes))
@@ -252,6 +253,12 @@ def make_table(
 
 def _prompts(count: int) -> str:
     return f"{count} prompt{'s' if count > 1 else ''}"
+
+
+def dense_in_content(entries: Sequence[Entry]) -> list[str]:
+    """Return the settings that leave (nearly) nothing out, and are not called dense."""
+    density = _of_all_calls(entries)
+    return [name for name, of_all in density.items() if name != DENSE.name and of_all > _AS_DENSE]
 
 
 def _of_all_calls(entries: Sequence[Entry]) -> dict[str, float]:
@@ -273,7 +280,7 @@ def say_times(entries: Sequence[Entry]) -> str:
         busy = max(entry.run.others or 0.0 for entry in timed)
         text += f"; other processes took at most {busy:.0%} of it meanwhile"
     if left:
-        text += f"; of {len(entries)} runs {left}"
+        text += f"; of {len(entries)} runs these have no time: {left}"
     commits = sorted({entry.run.commit for entry in entries if entry.run.commit})
     if len(commits) > 1:
         text += f". The rows were made by several commits ({', '.join(commits)})"
@@ -285,11 +292,11 @@ def _why_untimed(entries: Sequence[Entry], timed: Sequence[Entry]) -> str:
     counts: Counter[str] = Counter()
     for entry in entries:
         if not entry.run.timed:
-            counts["were made for their quality alone"] += 1
+            counts["made for their quality alone"] += 1
         elif (entry.run.others or 0.0) > BUSY:
-            counts["ran on a busy machine (`--retime` times them again)"] += 1
+            counts["on a busy machine (`--retime` times them again)"] += 1
         elif timed and entry.run.machine != timed[0].run.machine:
-            counts["ran elsewhere"] += 1
+            counts["on another kind of machine"] += 1
     return ", ".join(f"{count} {why}" for why, count in counts.items())
 
 

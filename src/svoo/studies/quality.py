@@ -28,6 +28,7 @@ from svoo.studies.comparisons import (
     Column,
     Entry,
     by_prompt,
+    dense_in_content,
     difference,
     groups_of,
     make_table,
@@ -238,7 +239,8 @@ def _against_each(group: str, entries: Sequence[Entry]) -> list[Table]:
 
 def _ahead(entries: Sequence[Entry], column: Column) -> str:
     """Return the settings that are better than ours, prompt by prompt, as far as can be told."""
-    others = dict.fromkeys(entry.setting for entry in entries if entry.setting != OURS)
+    left = (OURS, *dense_in_content(entries))
+    others = dict.fromkeys(entry.setting for entry in entries if entry.setting not in left)
     ahead = [
         name for name in others if verdict_of(difference(entries, name, OURS, column)) == "holds"
     ]
