@@ -1,5 +1,4 @@
-"""SparsePR: k-means in the other side's metric, a fixed number of keys, and a repair of the
-output."""
+"""SparsePR: k-means in the other side's metric, a fixed number of keys, a repaired output."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from svoo.catalogue import find_model
 from svoo.core.block_errors import log_block_errors, log_block_masses
@@ -16,14 +16,13 @@ from svoo.core.cluster_counts import scale_clusters
 from svoo.core.clustering import Clusters, CoClusters
 from svoo.core.eigen import low_rank_root
 from svoo.core.metric_kmeans import MetricKMeans, Projection
-from svoo.core.plan import BlockPlan, plan_from_clusters
+from svoo.core.plan import plan_from_clusters
 from svoo.core.repair import choose_probes
 from svoo.core.token_budget import spend_tokens
 from svoo.core.validate import accumulation_dtype
 from svoo.methods.base import (
     Call,
     Corrected,
-    Dense,
     Method,
     Run,
     require_choice,
@@ -95,17 +94,13 @@ class _SparsePRMethod(SparseMethod[SparsePRConfig]):
         super().__init__(config, run)
         self._states: dict[tuple[str, int, int, int, int], MetricKMeans] = {}
 
-    def plan(
-        self, query: Tensor, key: Tensor, value: Tensor, call: Call
-    ) -> BlockPlan | Corrected | Dense:
+    def check(self, call: Call) -> None:
         refuse_hidden_text(self.config.compensate, call)
-        return super().plan(query, key, value, call)
 
     def choose(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Corrected:
         config = self.config
         with call.watch("clustering"):
             clusters, features = self._cluster(query, key, call)
-        counts = [clusters.query.sizes.shape[2], clusters.key.sizes.shape[2]]
         with call.watch("selection"):
             if config.score == "error":
                 scores = log_block_errors(clusters, key, value, scale=call.scale)
@@ -120,9 +115,8 @@ class _SparsePRMethod(SparseMethod[SparsePRConfig]):
             limit = math.ceil((config.density - share) * (key.shape[2] + text)) - text
             keep = spend_tokens(scores.nan_to_num(-torch.inf), clusters.key.sizes, max(1, limit))
             plan = plan_from_clusters(clusters, keep, compensate=False)
-        call.count("selection", counts[0] / query.shape[2])
-        tokens = query, key, value
-        return repaired(tokens, plan, probes, call, config.rank)
+        call.count("selection", clusters.query.sizes.shape[2] / query.shape[2])
+        return repaired((query, key, value), plan, probes, call, config.rank)
 
     def _cluster(self, query: Tensor, key: Tensor, call: Call) -> tuple[CoClusters, Tensor]:
         """Return clusters with raw-space centroids, and the queries as the keys see them."""
@@ -138,11 +132,9 @@ class _SparsePRMethod(SparseMethod[SparsePRConfig]):
         middle = middle / filled.sum(dim=2, keepdim=True)
         centred = (keys.centroids - middle) * filled
         sees = low_rank_root(centred.transpose(2, 3) @ centred, QUERY_RANK)
-
-        def turn(tokens: Tensor) -> Tensor:
-            return torch.nn.functional.normalize(tokens @ sees, dim=-1)
-
-        queries, features = self._side("query", query, turn, call)
+        queries, features = self._side(
+            "query", query, lambda tokens: normalize(tokens @ sees, dim=-1), call
+        )
         return CoClusters(queries, keys), features
 
     def _side(

@@ -49,8 +49,12 @@ class SparseMethod(Generic[Config]):
         self, query: Tensor, key: Tensor, value: Tensor, call: Call
     ) -> BlockPlan | Corrected | Dense:
         """Return dense in the warm-up, else what `choose` returns."""
+        self.check(call)
         dense = warm_up(self.config, self.run.steps, call)
         return self.choose(query, key, value, call) if dense is None else dense
+
+    def check(self, call: Call) -> None:
+        """Refuse what the method cannot serve, before the warm-up is spent."""
 
     def choose(
         self, query: Tensor, key: Tensor, value: Tensor, call: Call

@@ -17,13 +17,13 @@ from svoo.studies.comparisons import (
     read_entries,
     run_jobs,
     say_difference,
-    scatter,
     verdict_of,
     where,
 )
 from svoo.studies.lab import Lab
 from svoo.studies.results import Results
 from svoo.studies.runs import Setting
+from svoo.studies.scatter import scatter
 from svoo.studies.settings import OURS, PAPER, changed, our_mode, paper_mode
 
 NO_PROFILE, NO_CO = "w/o offline profile", "w/o co-clustering"

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,13 +18,8 @@ from svoo.studies.runs import RunRow, Setting
 from svoo.studies.scale import Size
 from svoo.studies.statistics import LEAST_PROMPTS, Interval, best_two, interval, paired
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 DENSE = Setting("dense", None)
 _TRAINED = frozenset(row.name for row in available_methods() if row.trained)
-_LINE = 8.0  # typographic points from one line of small text to the next
-_SHOWN = 50.0  # dB: what is closer to dense would leave no room for the others
 _APART = 0.005  # densities that differ by less are shown as one
 _AS_DENSE = 0.99  # a row of a higher density is dense in content, and is not ranked
 _LEFT_DENSE = (
@@ -170,20 +165,6 @@ def well_timed(entries: Sequence[Entry]) -> list[Entry]:
     machines = Counter(entry.run.machine for entry in idle)
     most = machines.most_common(1)[0][0] if machines else ""
     return [entry for entry in idle if entry.run.machine == most]
-
-
-def points(entries: Sequence[Entry]) -> dict[str, tuple[float, float]]:
-    """Return median speed-up and PSNR of each setting that has both, as a table has them: each
-    over all prompts that have it."""
-    quality, faster = by_prompt(entries, PSNR), by_prompt(entries, SPEED_UP)
-    return {
-        name: (
-            float(np.median(list(faster[name].values()))),
-            float(np.median(list(values.values()))),
-        )
-        for name, values in quality.items()
-        if faster.get(name)
-    }
 
 
 def difference(
@@ -357,42 +338,3 @@ def verdict_of(found: Interval | None, *, least: int = LEAST_PROMPTS) -> Verdict
     if found is None or found.count < least or found.covers_zero:
         return "cannot be told here"
     return "holds" if found.low > 0 else "does not hold"
-
-
-def scatter(axes: Axes, entries: Sequence[Entry], label: str | None = None) -> None:
-    """Draw the median PSNR of each setting against its speed-up."""
-    shown = {
-        name if height <= _SHOWN else f"{name} ({height:.0f} dB)": (faster, min(height, _SHOWN))
-        for name, (faster, height) in points(entries).items()
-        if math.isfinite(height)
-    }
-    axes.margins(x=0.12, y=0.1)
-    for point in shown.values():
-        axes.scatter(*point, s=22)
-    for name, lift in _lifts(shown).items():
-        axes.annotate(name, shown[name], (4, 3 + lift), textcoords="offset points", fontsize=7)
-    axes.set(xlabel="speed-up of the denoising loop", ylabel="PSNR against dense, dB")
-    axes.grid(visible=True, alpha=0.3)
-    if label:
-        axes.set_title(label, fontsize=9)
-
-
-def _lifts(places: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Return by how many typographic points each name is lifted so that no two lie on each other
-    in a picture of about 400 x 250 points."""
-    if not places:
-        return {}
-    extent = np.maximum(np.ptp(np.array(list(places.values())), axis=0) * 1.24, 1e-9)
-    lifts: dict[str, float] = {}
-    taken: list[tuple[float, float, float]] = []  # left, right, bottom
-    for name in sorted(places, key=lambda name: places[name][1]):
-        left, bottom = np.array(places[name]) / extent * (400, 250)
-        right, lift = left + 4.2 * len(name), 0.0
-        while any(
-            left < other[1] and other[0] < right and abs(bottom + lift - other[2]) < _LINE
-            for other in taken
-        ):
-            lift += 1.0
-        taken.append((left, right, bottom + lift))
-        lifts[name] = lift
-    return lifts

@@ -36,13 +36,13 @@ from svoo.studies.comparisons import (
     run_jobs,
     say_difference,
     say_times,
-    scatter,
     verdict_of,
     well_timed,
 )
 from svoo.studies.lab import Lab
 from svoo.studies.results import Results
 from svoo.studies.runs import RunRow
+from svoo.studies.scatter import scatter
 from svoo.studies.settings import (
     BASELINES,
     OURS,

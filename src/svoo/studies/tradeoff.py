@@ -16,7 +16,6 @@ from svoo.studies.comparisons import (
     Entry,
     by_prompt,
     make_table,
-    points,
     read_entries,
     run_jobs,
     verdict_of,
@@ -25,6 +24,7 @@ from svoo.studies.comparisons import (
 from svoo.studies.lab import Lab
 from svoo.studies.results import Results
 from svoo.studies.runs import Setting
+from svoo.studies.scatter import points
 from svoo.studies.settings import OURS, PAPER, changed, our_mode, paper_mode
 from svoo.studies.statistics import paired
 
