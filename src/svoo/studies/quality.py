@@ -188,7 +188,9 @@ def _best_of_five(group: str, entries: Sequence[Entry]) -> Claim:
             figures.append(f"against {baseline} {' and '.join(both)}")
     if not figures:
         return Claim(BEST_OF_FIVE, "cannot be told here", "nothing was run", said=_SAID)
-    first = ", ".join(f"{word} {_names(names)}" for word, names in ahead.items())
+    first = "; ".join(
+        f"{word}: {', '.join(names) or 'none of the four'}" for word, names in ahead.items()
+    )
     verdict: Verdict = "cannot be told here"
     if "does not hold" in verdicts:
         verdict = "does not hold"
@@ -196,10 +198,6 @@ def _best_of_five(group: str, entries: Sequence[Entry]) -> Claim:
         verdict = "holds"
     figure = f"{group}: {first}; {'; '.join(figures)}"
     return Claim(BEST_OF_FIVE, verdict, figure, said=_SAID)
-
-
-def _names(names: Sequence[str]) -> str:
-    return " and ".join(names) or "none of the four"
 
 
 def _ours(group: str, entries: Sequence[Entry]) -> list[Claim]:
