@@ -103,11 +103,11 @@ def test_bad_settings(bad: dict[str, Any]) -> None:
 
 
 def test_what_works_on_its_output_without_saying_so_is_refused() -> None:
-    class Silent(PISAConfig):
+    class Silent(SparsePRConfig):
         corrects_output = False
 
     with pytest.raises(ConfigError, match="cannot be repaired"):
-        run(RepairedConfig(of=Silent(compensate="mean")), VideoLayout(2, 3, 4))
+        run(RepairedConfig(of=Silent()), VideoLayout(2, 3, 4))
 
 
 def test_pisa_without_its_first_order_term_can_be_repaired() -> None:

@@ -162,6 +162,38 @@ def slow_output(
     return output
 
 
+def test_their_clock_counts_model_calls() -> None:
+    """Two calls of the model are a step under guidance: of two dense steps theirs makes one."""
+    tokens = [normal(1, 1, 24, 4, seed=seed) for seed in range(3)]
+
+    def dense_calls(calls_per_step: int) -> int:
+        config = SolConfig(dense_steps=2, dense_layers=0, block=4)
+        session = Session(config, steps=8, layers=1, heads=1)
+        for call in range(8):
+            branch = ("cond", "uncond")[call % 2]
+            step = call // calls_per_step
+            session.attend(*tokens, step=step, layer=0, branch=branch, layout=VideoLayout(2, 3, 4))
+        return session.stats().dense_calls
+
+    assert dense_calls(2) == 4
+    assert dense_calls(1) == 2  # as theirs counts
+
+
+def test_their_exact_spread_is_a_difference_of_almost_equal_numbers() -> None:
+    """The second moment in bfloat16 less the squared mean, where keys share a large mean."""
+    query, key = normal(1, 1, 200, 16), normal(1, 1, 200, 16, seed=1) + 10
+    config = SolConfig(spread="exact", block=4)
+    means = [side[0, 0].unflatten(0, (-1, 4)).mean(dim=1) for side in (query, key)]
+    scale = 16**-0.5
+    exact = (means[0].double() @ means[1].double().T * scale).var(dim=1, correction=0)
+    moment = (means[1].T @ means[1] / len(means[1])).bfloat16().float()
+    second = ((means[0] @ moment) * means[0]).sum(dim=1)
+    theirs = (second - (means[0] @ means[1].mean(dim=0)).square()) * scale**2
+    assert float(((theirs - exact) / exact).abs().median()) > 0.1
+    kept = make_plan(query, key, key, config, layout=VideoLayout(2, 10, 10)).keep[0, 0]
+    assert torch.equal(kept, slow_keep(query[0, 0], key[0, 0], config))
+
+
 def test_compensation_is_one_switch() -> None:
     query, key, value = (normal(1, 2, 200, 8, seed=seed) for seed in range(3))
     for tail in ("tokens", "block", None):

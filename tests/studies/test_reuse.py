@@ -41,7 +41,12 @@ def test_half_a_decibel_is_the_limit(loss: float, verdict: str) -> None:
 
 @pytest.mark.parametrize(
     ("last", "prompts", "verdict"),
-    [(0.8, 6, "holds"), (0.2, 6, "does not hold"), (0.2, 4, "cannot be told here")],
+    [
+        (0.8, 6, "holds"),
+        (0.2, 6, "does not hold"),
+        (0.2, 4, "cannot be told here"),  # too few prompts
+        (0.58, 6, "cannot be told here"),  # some prompts below the limit, some above
+    ],
 )
 def test_labels_stay_alike_where_another_draw_is_no_closer(
     last: float, prompts: int, verdict: str
@@ -49,7 +54,7 @@ def test_labels_stay_alike_where_another_draw_is_no_closer(
     results = studying.empty()
     for number in range(prompts):
         labels = {"prompt": str(number), "steps": [1, 2], "other_draw": [0.7, 0.7]}
-        labels["shared"] = [[0.8, 0.8 + 0.01 * number], [0.8, last]]
+        labels["shared"] = [[0.8, 0.8 + 0.01 * number], [0.8, last + 0.01 * number]]
         results.add("reuse", str(number), labels)
     (claim,) = ReuseStudy().show(results).claims
     assert claim.verdict == verdict and f"{last:.2f} to" in claim.figure

@@ -69,7 +69,7 @@ class PISAConfig(MethodConfig):
 
     @property
     def corrects_output(self) -> bool:
-        """By the first-order term."""
+        """Whether the first-order term is added."""
         return self.first_order and self.compensate == "mean"
 
     def start(self, run: Run) -> Method:
@@ -92,7 +92,7 @@ class _PISA(SparseMethod[PISAConfig]):
             keep = keep_top(scores, max(1, int(config.density * scores.shape[3])))
             tokens = query.shape[2], key.shape[2]
             plan = plan_blocks(keep, tokens, (config.block, config.block))
-            if config.compensate != "mean" or not config.first_order:
+            if not config.corrects_output:
                 return plan
             slope = _first_order(key, value, means[1], config.block) * (scale / tokens[1])
         correct = partial(_correct, query, means[1], keep, slope, scale, tokens[1], config.block)

@@ -50,7 +50,7 @@ class RepairedConfig(MethodConfig):
 
     @property
     def corrects_output(self) -> bool:
-        """By the repair."""
+        """It does: by the repair."""
         return True
 
     def start(self, run: Run) -> Method:

@@ -79,7 +79,7 @@ class SparsePRConfig(KMeansConfig):
 
     @property
     def corrects_output(self) -> bool:
-        """By its repair."""
+        """It does: by the repair."""
         return True
 
     def start(self, run: Run) -> Method:

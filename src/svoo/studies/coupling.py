@@ -34,6 +34,7 @@ from svoo.studies.small_example import Example, find_example
 from svoo.studies.statistics import Interval, interval
 
 DENSITY = 0.2  # at which recall is compared
+# Columns of the table: what is compared, and which queries a partition was made for.
 _WHAT, _WHO = ("recall", "information"), ("like them", "others")
 
 
@@ -112,14 +113,15 @@ class CouplingStudy:
             for layer in layers
         ]
         recall = [(row.recall_within, row.recall_across) for row in rows]
-        lost, gap = _gap(recall, 100), _gap([(row.within, row.across) for row in rows])
+        points = _gap(recall, 100)
+        shared = _gap([(row.within, row.across) for row in rows])
         claim = Claim(
             COUPLING_MATTERS,
-            verdict_of(lost),
-            f"at density {DENSITY:g} queries keep {say_difference(lost, ' points')} more of their "
-            "attention with a partition of the keys that was made for queries like them than with "
+            verdict_of(points),
+            f"at density {DENSITY:g} queries keep {say_difference(points, ' points')} more of "
+            "their attention with a partition of the keys that was made for queries like them than with "
             f"one for others, more in {_layers_with_more(recall)} layers; shared information of "
-            f"the partitions {say_difference(gap, '', 3)} higher",
+            f"the partitions {say_difference(shared, '', 3)} higher",
             said="in the paper (Fig. 3) an illustration, no figures",
         )
         columns = ["layer", *(f"{what}: {who}" for what in _WHAT for who in _WHO)]

@@ -177,22 +177,20 @@ def _draw_runs(entries: Sequence[Entry]) -> Plot:
 def _alike(rows: Sequence[LabelsRow]) -> Claim:
     """Judge whether labels of the last step share as much with the first ones as another draw at
     the same step does: then what changes is chance, and not the video."""
-    worst: dict[int, list[float]] = {}
+    gaps: dict[int, list[float]] = {}
     for row in rows:
         for layer, (shared, draw) in enumerate(zip(row.shared, row.other_draw, strict=True)):
             if shared:
-                worst.setdefault(layer, []).append(shared[-1] - draw)
-    found = {layer: interval(gaps) for layer, gaps in worst.items()}
-    lower = [
-        layer
-        for layer, gap in found.items()
-        if gap is not None and gap.count >= LEAST_PROMPTS and gap.high < -_ALIKE
-    ]
-    enough = len(rows) >= LEAST_PROMPTS and bool(found)
+                gaps.setdefault(layer, []).append(shared[-1] - draw)
+    found = {layer: interval(values) for layer, values in gaps.items()}
+    judged = {layer: gap for layer, gap in found.items() if gap and gap.count >= LEAST_PROMPTS}
+    lower = [layer for layer, gap in judged.items() if gap.high < -_ALIKE]
     verdict: Verdict = "cannot be told here"
-    if enough:
-        verdict = "does not hold" if lower else "holds"
-    ends = [row.shared[layer][-1] for row in rows for layer in worst if row.shared[layer]]
+    if lower:
+        verdict = "does not hold"
+    elif judged and all(gap.low >= -_ALIKE for gap in judged.values()):
+        verdict = "holds"
+    ends = [row.shared[layer][-1] for row in rows for layer in gaps if row.shared[layer]]
     told = ", ".join(map(str, lower)) or "none"
     figure = (
         f"{len(rows)} prompts; shared information with the first labels at the last step "

@@ -107,7 +107,7 @@ class SeedsStudy:
             )
             cells.append([Cell(name), *(Cell(text) for text in texts)])
         prompts = max(len(values) for values in psnr.values())
-        title = "Against the dense video (the smaller size, no warm-up)"
+        title = f"Against the dense video ({results.about['small']}, no warm-up)"
         table = Table(title, ["change", "PSNR, dB", "SSIM"], cells, f"{prompts} prompts.")
         claims = []
         for other, words in ((STEP, "leaving out one of the steps"), (SEED, "another seed")):

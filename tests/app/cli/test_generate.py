@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from svoo.app.cli import app
 from svoo.errors import ConfigError
+from svoo.methods import available_methods
 from svoo.metrics.video import read_video
 
 SIZES = ["--steps", "2", "--frames", "5", "--height", "32", "--width", "48"]
@@ -26,6 +27,14 @@ def test_a_video_is_written_and_told(tmp_path: Path) -> None:
     assert max(map(len, done.stdout.splitlines()[:-1])) <= 80  # the last one has a path
     assert "note: the profile was measured with 7488 video tokens" in done.stderr
     assert "Warning" not in done.stderr
+
+
+@pytest.mark.parametrize("method", [row.name for row in available_methods()])
+def test_every_method_can_be_asked_for(tmp_path: Path, method: str) -> None:
+    out = str(tmp_path / "v.npy")
+    done = generate("--prompt", PROMPT, "--out", out, "--method", method, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["request"]["method"] == method
 
 
 def test_the_result_as_json_or_not_at_all(tmp_path: Path) -> None:

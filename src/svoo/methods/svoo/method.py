@@ -37,7 +37,7 @@ class SVOOMethod:
         self._waiting: dict[tuple[str, int, int], dict[int, Tensor]] = {}
         self._shares: dict[tuple[int, int], float] = {}  # of the tolerance; 0: the layer is dense
         self._too_dense: dict[tuple[int, int, float], Dense] = {}
-        self._given_up_at: dict[tuple[int, int], float] = {}  # the tolerance that a share is of
+        self._given_up_at: dict[tuple[int, int], float] = {}  # by layer: the step's tolerance then
 
     def plan(
         self,
