@@ -119,9 +119,9 @@ class CouplingStudy:
             COUPLING_MATTERS,
             verdict_of(points),
             f"at density {DENSITY:g} queries keep {say_difference(points, ' points')} more of "
-            "their attention with a partition of the keys that was made for queries like them than with "
-            f"one for others, more in {_layers_with_more(recall)} layers; shared information of "
-            f"the partitions {say_difference(shared, '', 3)} higher",
+            "their attention with a partition of the keys that was made for queries like them "
+            f"than with one for others, more in {_layers_with_more(recall)} layers; shared "
+            f"information of the partitions {say_difference(shared, '', 3)} higher",
             said="in the paper (Fig. 3) an illustration, no figures",
         )
         columns = ["layer", *(f"{what}: {who}" for what in _WHAT for who in _WHO)]
